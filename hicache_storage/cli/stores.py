@@ -21,6 +21,7 @@ from hicache_storage import config
 from hicache_storage.backend_support.wrapper import WrapperStorage
 from hicache_storage.cli.program import Parser, add_cwd_to_path
 from hicache_storage.cli.sizes import format_nbytes
+from hicache_storage.composition.labels import LABEL
 from hicache_storage.composition.parts import find_part, place_of, undivided
 from hicache_storage.errors import (
     ConfigError,
@@ -339,6 +340,15 @@ def excesses_of(storage: HiCacheStorage) -> dict[str, str]:
                     f" capacity_nbytes is {format_nbytes(capacity)}"
                 )
     return found
+
+
+def label_lines(storage: HiCacheStorage) -> list[str]:
+    """Return a line about each stripe that has another name in its label than in the config."""
+    return [
+        f"{one.topic}: {one.fact}: {one.advice}"
+        for one in (storage.diagnose() if storage.parts() else ())
+        if one.topic.endswith(f": {LABEL}")
+    ]
 
 
 class _Tier(WrapperStorage):

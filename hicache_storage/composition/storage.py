@@ -16,7 +16,7 @@ from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.composition.claims import STRONGEST, weakest
 from hicache_storage.composition.member import Member, noting
 from hicache_storage.composition.parts import place_of, stats_of
-from hicache_storage.composition.unopened import AbsentStorage, UnopenedStorage
+from hicache_storage.composition.unopened import AbsentStorage, UnopenedStorage, is_absent
 from hicache_storage.errors import (
     BackendNotInstalled,
     ConfigError,
@@ -37,8 +37,9 @@ from hicache_storage.storage import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
+    from hicache_storage.composition.labels import Labels
     from hicache_storage.composition.member import PendingCall
     from hicache_storage.composition.settings import LimitSettings, MemberSettings
     from hicache_storage.keys import KeySpace
@@ -244,7 +245,7 @@ class ComposedStorage(HiCacheStorage):
         self.ensure_open()
         found: list[Diagnosis] = []
         for member in self._members:
-            if member.state != "closed" and not _is_absent(member.storage):
+            if member.state != "closed" and not is_absent(member.storage):
                 found.append(
                     Diagnosis(
                         member.name,
@@ -283,7 +284,7 @@ class ComposedStorage(HiCacheStorage):
                 f"{member.name}{below}": state
                 for member, stats in found
                 for below, state in {
-                    "": ABSENT if _is_absent(member.storage) else member.state,
+                    "": ABSENT if is_absent(member.storage) else member.state,
                     **{f"/{name}": state for name, state in stats.part_states.items()},
                 }.items()
             },
@@ -350,9 +351,14 @@ class Opening:
     """Opens the members of a composition."""
 
     def __init__(
-        self, composition: type[ComposedStorage], settings: LimitSettings, *, read_only: bool
+        self,
+        composition: type[ComposedStorage],
+        settings: LimitSettings,
+        *,
+        read_only: bool,
+        labels: Labels | None = None,
     ) -> None:
-        """Find the class of each member.
+        """Find the class of each member. With `labels`, read and write those of the members.
 
         Raises:
             ConfigError, UnknownBackend, BackendNotInstalled: As in `open_storage`.
@@ -361,6 +367,7 @@ class Opening:
         self._kind = composition.kind
         self._limits = settings
         self._read_only = read_only
+        self._labels = labels
         self._members: dict[str, MemberSettings] = {
             each.name: each for each in getattr(settings, composition.field)
         }
@@ -387,34 +394,68 @@ class Opening:
         """
         opened: dict[str, HiCacheStorage] = {}
         errors: dict[str, StorageUnavailable | StorageTimeout] = {}
+        labels = self._labels
         with ExitStack() as stack:
-            for name in self._members:
-                with _naming(f"{self._where}.{name}"):
-                    try:
-                        opened[name] = self._open(name)
-                    except _UNAVAILABLE as error:
-                        if self._members[name].required and not self._read_only:
-                            raise
-                        errors[name] = error
-                    else:
-                        stack.callback(opened[name].close)
+
+            def open_all(names: Iterable[str], open_one: Callable[[str], HiCacheStorage]) -> None:
+                for name in names:
+                    with _naming(f"{self._where}.{name}"):
+                        try:
+                            opened[name] = open_one(name)
+                        except _UNAVAILABLE as error:
+                            if self._members[name].required and not self._read_only:
+                                raise
+                            errors[name] = error
+                        else:
+                            stack.callback(opened[name].close)
+
+            missing = [name for name in self._members if labels and self._missing_place(name)]
+            open_all([name for name in self._members if name not in missing], self._open)
+            if labels is not None:
+                for name, error in labels.read(opened).items():
+                    errors[name] = error
+                    opened.pop(name).close()
+            open_all(missing, self._open_missing)
             if not opened and not self._read_only:
                 name, first = next(iter(errors.items()))
                 with _naming(f"{self._where}.{name}"):
                     raise first
+            if labels is not None and not self._read_only:
+                labels.write(opened)
             opened |= {name: self._stand_in(name, reason) for name, reason in errors.items()}
             stack.pop_all()
         return {name: opened[name] for name in self._members}
 
+    def _missing_place(self, name: str) -> str | None:
+        storage_class, fields = self._resolved[name]
+        with _naming(f"{self._where}.{name}"):
+            return storage_class.would_create(fields)
+
+    def _open_missing(self, name: str) -> HiCacheStorage:
+        """Make a store, unless the labels of the others say that there was one."""
+        place = self._missing_place(name)
+        if place is not None and self._labels is not None and self._labels.is_unmounted(name):
+            raise _no_store(
+                place, f"mount it; if its disk is new, make the directory {place}/spaces there"
+            )
+        return self._open(name)
+
+    def _open_again(self, name: str) -> HiCacheStorage:
+        if self._labels is None:
+            return self._open(name)
+        with ExitStack() as stack:
+            opened = stack.enter_context(self._open_missing(name))
+            self._labels.check(name, opened)
+            stack.pop_all()
+        return opened
+
     def _open(self, name: str) -> HiCacheStorage:
         storage_class, fields = self._resolved[name]
         if self._read_only and (place := storage_class.would_create(fields)) is not None:
-            advice = (
-                "mount it, or correct its path; if it is new, the next engine makes a store there"
+            raise _no_store(
+                place,
+                "mount it, or correct its path; if it is new, the next engine makes a store there",
             )
-            raise StorageUnavailable(
-                f"there is no store at {shown(place)}", advice=advice
-            ) from NoSuchStore(shown(place))
         opening = storage_class.open_read_only if self._read_only else storage_class.from_config
         try:
             return _limited(opening, storage_class, fields, self._limits.timeout_s)
@@ -430,11 +471,13 @@ class Opening:
         if self._read_only:
             return UnopenedStorage(error, claims)
         label, cooldown_s = f"{self._kind} {name!r}", self._limits.breaker_cooldown_s
-        return AbsentStorage(label, error, claims, lambda: self._open(name), cooldown_s)
+        return AbsentStorage(label, error, claims, lambda: self._open_again(name), cooldown_s)
 
 
-def _is_absent(storage: HiCacheStorage) -> bool:
-    return isinstance(storage, AbsentStorage) and storage.is_absent
+def _no_store(place: str, advice: str) -> StorageUnavailable:
+    error = StorageUnavailable(f"there is no store at {shown(place)}", advice=advice)
+    error.__cause__ = NoSuchStore(shown(place))
+    return error
 
 
 def _limited(

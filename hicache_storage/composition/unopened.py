@@ -197,3 +197,8 @@ class AbsentStorage(WrapperStorage):
                     f" with {began}",
                     advice="restart the engine",
                 )
+
+
+def is_absent(storage: HiCacheStorage) -> bool:
+    """Return True for a storage that did not open with the others, until it is open."""
+    return isinstance(storage, AbsentStorage) and storage.is_absent
