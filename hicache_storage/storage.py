@@ -244,7 +244,8 @@ class StorageStats:
     Those of a part begin with its name and a dot: `nvme.evicted`, `nvme.a.evicted`."""
     part_states: Mapping[str, str] = field(default_factory=dict[str, str])
     """Whether the storage calls each of its parts: `closed` if it does, `open` after failures, and
-    `half_open` for a trial, as of a circuit breaker. A part's part is called `nvme/a`."""
+    `half_open` for a trial, as of a circuit breaker, and `absent` if it was never open. A part's part
+    is called `nvme/a`."""
 
 
 class _Opener:

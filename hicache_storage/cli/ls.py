@@ -11,6 +11,7 @@ from hicache_storage.cli.sizes import counted, format_nbytes
 from hicache_storage.cli.stores import (
     add_store_arguments,
     add_tier_argument,
+    label_lines,
     open_listed_store,
     store_choice,
 )
@@ -66,17 +67,18 @@ def run(arguments: argparse.Namespace) -> int:
             return 0
         selected = SpaceSelection().of(storage)
         usages = _usages(storage, selected.spaces, count=not arguments.no_count)
-        fills = fills_of(storage)
+        fills, labels = fills_of(storage), label_lines(storage)
     if arguments.json:
         document = {
             "backend": choice.backend,
             "spaces": [one.as_json() for one in usages],
             "unreadable_spaces": [asdict(one) for one in selected.unreadable],
             "capacities": [one.as_json() for one in fills],
+            "labels": labels,
         }
         print_json(document)
     else:
-        _print_table(usages, selected.unreadable, fills)
+        _print_table(usages, selected.unreadable, fills, labels)
     return _FOUND if selected.unreadable else 0
 
 
@@ -125,7 +127,10 @@ def _print_pages(storage: HiCacheStorage, space: KeySpace, *, as_json: bool) -> 
 
 
 def _print_table(
-    usages: Sequence[SpaceUsage], unreadable: Sequence[UnreadableSpace], fills: Sequence[Fill]
+    usages: Sequence[SpaceUsage],
+    unreadable: Sequence[UnreadableSpace],
+    fills: Sequence[Fill],
+    labels: Sequence[str],
 ) -> None:
     from hicache_storage.cli.space_table import space_parts, unreadable_lines  # noqa: PLC0415
 
@@ -135,7 +140,7 @@ def _print_table(
     figures = f", {counted(pages, 'page')}, {format_nbytes(nbytes)}" if is_known else ""
     total = f"{counted(len(usages), 'key space')}{figures}"
     console = output_console()
-    lines = [*unreadable_lines(unreadable), *map(_fill_line, fills), total]
+    lines = [*unreadable_lines(unreadable), *map(_fill_line, fills), *labels, total]
     print_lines(console, [*space_parts(usages, console.width), *lines])
 
 

@@ -21,6 +21,7 @@ from hicache_storage import config
 from hicache_storage.backend_support.wrapper import WrapperStorage
 from hicache_storage.cli.program import Parser, add_cwd_to_path
 from hicache_storage.cli.sizes import format_nbytes
+from hicache_storage.composition.labels import LABEL
 from hicache_storage.composition.parts import find_part, place_of, undivided
 from hicache_storage.errors import (
     ConfigError,
@@ -283,7 +284,15 @@ def open_to_change(
     """
     with suppress(NoSuchStore):
         open_before_change(choice, tier, flag=flag).close()
-    return _tier_of(open_store(choice), tier, flag)
+    from hicache_storage.cli.operations.answering import Answering  # noqa: PLC0415 - `--help` stays fast
+
+    storage = open_store(choice)
+    with ExitStack() as stack:
+        stack.callback(storage.close)
+        for name, error in Answering.of(storage).failed.items():
+            raise type(error)(f"{name}: {error}") from error
+        stack.pop_all()
+    return _tier_of(storage, tier, flag)
 
 
 def open_before_change(
@@ -331,6 +340,15 @@ def excesses_of(storage: HiCacheStorage) -> dict[str, str]:
                     f" capacity_nbytes is {format_nbytes(capacity)}"
                 )
     return found
+
+
+def label_lines(storage: HiCacheStorage) -> list[str]:
+    """Return a line about each stripe that has another name in its label than in the config."""
+    return [
+        f"{one.topic}: {one.fact}: {one.advice}"
+        for one in (storage.diagnose() if storage.parts() else ())
+        if one.topic.endswith(f": {LABEL}")
+    ]
 
 
 class _Tier(WrapperStorage):

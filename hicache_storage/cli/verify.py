@@ -13,6 +13,7 @@ from hicache_storage.cli.sizes import counted, format_nbytes, share
 from hicache_storage.cli.stores import (
     add_store_arguments,
     add_tier_argument,
+    label_lines,
     open_listed_store,
     open_to_change,
     store_choice,
@@ -82,6 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
             if not arguments.json:
                 console = output_console()
                 print_lines(console, _parts(result, console.width))
+                for line in label_lines(storage):
+                    write_line(line)
                 if tiers := all_parts(storage):
                     write_line(
                         "These are the pages that engines get. --tier NAME checks the copies in one of:"

@@ -20,6 +20,7 @@ from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.executor import DaemonExecutor
 from hicache_storage.backend_support.fork_local import ForkLocal
+from hicache_storage.composition.unopened import is_absent
 from hicache_storage.errors import HiCacheError, StorageClosed, StorageTimeout, StorageUnavailable
 from hicache_storage.page_store.breaker import Breakers
 from hicache_storage.page_store.call_guard import CallGuard
@@ -254,7 +255,8 @@ class Member:
 
         `write` is that write if it still runs. The oldest doubts are forgotten beyond 65,536 pages.
         """
-        self._local.get().doubts.add(space, hashes, write)
+        if not is_absent(self.storage):  # what an absent store refused never arrives
+            self._local.get().doubts.add(space, hashes, write)
 
     def doubtful_writes(self, space_id: str) -> int:
         """Return how many pages of a key space are in doubt because of a write that still runs."""

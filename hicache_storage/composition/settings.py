@@ -27,6 +27,9 @@ class MemberSettings(Settings):
     """The name of its backend."""
     config: dict[str, Any] = Field(default_factory=dict, repr=False)
     """The config of its backend. It may contain secrets."""
+    required: bool = False
+    """True: if it does not answer, the composition does not open. By default it opens if any store
+    answers, and takes the others in when they do."""
 
 
 def _checked(members: list[MemberSettings]) -> list[MemberSettings]:

@@ -16,7 +16,7 @@ from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.composition.claims import STRONGEST, weakest
 from hicache_storage.composition.member import Member, noting
 from hicache_storage.composition.parts import place_of, stats_of
-from hicache_storage.composition.unopened import UnopenedStorage
+from hicache_storage.composition.unopened import AbsentStorage, UnopenedStorage, is_absent
 from hicache_storage.errors import (
     BackendNotInstalled,
     ConfigError,
@@ -37,8 +37,9 @@ from hicache_storage.storage import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
+    from hicache_storage.composition.labels import Labels
     from hicache_storage.composition.member import PendingCall
     from hicache_storage.composition.settings import LimitSettings, MemberSettings
     from hicache_storage.keys import KeySpace
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 
 
 _UNAVAILABLE = (StorageUnavailable, StorageTimeout)
+ABSENT = "absent"
+"""The state of a member that did not open with the others, until it does."""
 NO_ANSWER = "state"
 """The topic of the diagnosis of a member that does not answer, behind its name."""
 
@@ -94,13 +97,8 @@ class ComposedStorage(HiCacheStorage):
     @classmethod
     def _open(cls, config: Mapping[str, Any], *, read_only: bool) -> Self:
         settings = cls.settings_class.parse(cls.backend, config)
-        members = open_members(
-            f"{cls.backend}: {cls.field}",
-            getattr(settings, cls.field),
-            settings,
-            read_only=read_only,
-        )
-        return cls(members, settings, read_only=read_only)
+        opening = Opening(cls, settings, read_only=read_only)
+        return cls(opening.run(), settings, read_only=read_only)
 
     @classmethod
     def would_create(cls, config: Mapping[str, Any]) -> str | None:
@@ -247,7 +245,7 @@ class ComposedStorage(HiCacheStorage):
         self.ensure_open()
         found: list[Diagnosis] = []
         for member in self._members:
-            if member.state != "closed":
+            if member.state != "closed" and not is_absent(member.storage):
                 found.append(
                     Diagnosis(
                         member.name,
@@ -286,7 +284,7 @@ class ComposedStorage(HiCacheStorage):
                 f"{member.name}{below}": state
                 for member, stats in found
                 for below, state in {
-                    "": member.state,
+                    "": ABSENT if is_absent(member.storage) else member.state,
                     **{f"/{name}": state for name, state in stats.part_states.items()},
                 }.items()
             },
@@ -349,44 +347,141 @@ class ComposedStorage(HiCacheStorage):
             raise type(error)(f"{member.label}: {error}") from error
 
 
-def open_members(
-    where: str, members: Sequence[MemberSettings], limits: LimitSettings, *, read_only: bool
-) -> dict[str, HiCacheStorage]:
-    """Open the storages of `members` in order. If one fails, close the others.
+class Opening:
+    """Opens the members of a composition."""
 
-    Args:
-        where: The backend and field of the members, for messages: `tiered: tiers`.
-        members: The names, backends and configs.
-        limits: A member that can end its calls in time gets `timeout_s`, unless it has its own.
-        read_only: Open them as `open_read_only` does. A member that is missing or cannot be reached
-            then raises the reason in each of its calls, so that a program can look at the others.
+    def __init__(
+        self,
+        composition: type[ComposedStorage],
+        settings: LimitSettings,
+        *,
+        read_only: bool,
+        labels: Labels | None = None,
+    ) -> None:
+        """Find the class of each member. With `labels`, read and write those of the members.
 
-    Raises:
-        ConfigError, StorageUnavailable: As in `from_config`. The message names the member.
-    """
-    opened: dict[str, HiCacheStorage] = {}
-    places: dict[str, tuple[str, object]] = {}
-    resolved: dict[str, tuple[type[HiCacheStorage], dict[str, Any]]] = {}
-    for each in members:  # all of them before one is opened, which may make a store
-        with _naming(f"{where}.{each.name}"):
-            resolved[each.name] = storage_class, fields = resolve(each.backend, each.config)
-            place = each.backend, place_of(fields)
-            for name, other in places.items():
-                if other == place and storage_class.capabilities.shared:
-                    raise ConfigError(f"this is the same store as {name!r}: name another one")
-            places[each.name] = place
-    opening = _look_at if read_only else _open
-    with ExitStack() as stack:
-        for name, (storage_class, fields) in resolved.items():
-            with _naming(f"{where}.{name}"):
-                opened[name] = _limited(opening, storage_class, fields, limits.timeout_s)
-                stack.callback(opened[name].close)
-        stack.pop_all()
-    return opened
+        Raises:
+            ConfigError, UnknownBackend, BackendNotInstalled: As in `open_storage`.
+        """
+        self._where = f"{composition.backend}: {composition.field}"
+        self._kind = composition.kind
+        self._limits = settings
+        self._read_only = read_only
+        self._labels = labels
+        self._members: dict[str, MemberSettings] = {
+            each.name: each for each in getattr(settings, composition.field)
+        }
+        self._resolved: dict[str, tuple[type[HiCacheStorage], dict[str, Any]]] = {}
+        places: dict[str, tuple[str, object]] = {}
+        for name, each in self._members.items():  # all of them before one is opened or made
+            with _naming(f"{self._where}.{name}"):
+                self._resolved[name] = storage_class, fields = resolve(each.backend, each.config)
+                place = each.backend, place_of(fields)
+                for other, known in places.items():
+                    if known == place and storage_class.capabilities.shared:
+                        raise ConfigError(f"this is the same store as {other!r}: name another one")
+                places[name] = place
+
+    def run(self) -> dict[str, HiCacheStorage]:
+        """Open the storages in order. If the composition cannot be opened, close them.
+
+        A storage that can end its calls in time gets `timeout_s`, unless it has its own. One that does
+        not answer is absent. With `read_only`, it is never tried again, and none is made.
+
+        Raises:
+            ConfigError, StorageUnavailable, StorageTimeout: As in `from_config`, if no member answers or
+                a required one does not. The message names the member.
+        """
+        opened: dict[str, HiCacheStorage] = {}
+        errors: dict[str, StorageUnavailable | StorageTimeout] = {}
+        labels = self._labels
+        with ExitStack() as stack:
+
+            def open_all(names: Iterable[str], open_one: Callable[[str], HiCacheStorage]) -> None:
+                for name in names:
+                    with _naming(f"{self._where}.{name}"):
+                        try:
+                            opened[name] = open_one(name)
+                        except _UNAVAILABLE as error:
+                            if self._members[name].required and not self._read_only:
+                                raise
+                            errors[name] = error
+                        else:
+                            stack.callback(opened[name].close)
+
+            missing = [name for name in self._members if labels and self._missing_place(name)]
+            open_all([name for name in self._members if name not in missing], self._open)
+            if labels is not None:
+                for name, error in labels.read(opened).items():
+                    errors[name] = error
+                    opened.pop(name).close()
+            open_all(missing, self._open_missing)
+            if not opened and not self._read_only:
+                name, first = next(iter(errors.items()))
+                with _naming(f"{self._where}.{name}"):
+                    raise first
+            if labels is not None and not self._read_only:
+                labels.write(opened)
+            opened |= {name: self._stand_in(name, reason) for name, reason in errors.items()}
+            stack.pop_all()
+        return {name: opened[name] for name in self._members}
+
+    def _missing_place(self, name: str) -> str | None:
+        storage_class, fields = self._resolved[name]
+        with _naming(f"{self._where}.{name}"):
+            return storage_class.would_create(fields)
+
+    def _open_missing(self, name: str) -> HiCacheStorage:
+        """Make a store, unless the labels of the others say that there was one."""
+        place = self._missing_place(name)
+        if place is not None and self._labels is not None and self._labels.is_unmounted(name):
+            raise _no_store(
+                place, f"mount it; if its disk is new, make the directory {place}/spaces there"
+            )
+        return self._open(name)
+
+    def _open_again(self, name: str) -> HiCacheStorage:
+        if self._labels is None:
+            return self._open(name)
+        with ExitStack() as stack:
+            opened = stack.enter_context(self._open_missing(name))
+            self._labels.check(name, opened)
+            stack.pop_all()
+        return opened
+
+    def _open(self, name: str) -> HiCacheStorage:
+        storage_class, fields = self._resolved[name]
+        if self._read_only and (place := storage_class.would_create(fields)) is not None:
+            raise _no_store(
+                place,
+                "mount it, or correct its path; if it is new, the next engine makes a store there",
+            )
+        opening = storage_class.open_read_only if self._read_only else storage_class.from_config
+        try:
+            return _limited(opening, storage_class, fields, self._limits.timeout_s)
+        except ConfigError as error:
+            if not isinstance(error.__cause__, OSError):
+                raise
+            # The system refuses the place: a disk that is broken or not mounted.
+            raise StorageUnavailable(str(error), advice=error.advice) from error.__cause__
+
+    def _stand_in(self, name: str, error: StorageUnavailable | StorageTimeout) -> HiCacheStorage:
+        storage_class, fields = self._resolved[name]
+        claims = storage_class.would_claim(fields)
+        if self._read_only:
+            return UnopenedStorage(error, claims)
+        label, cooldown_s = f"{self._kind} {name!r}", self._limits.breaker_cooldown_s
+        return AbsentStorage(label, error, claims, lambda: self._open_again(name), cooldown_s)
+
+
+def _no_store(place: str, advice: str) -> StorageUnavailable:
+    error = StorageUnavailable(f"there is no store at {shown(place)}", advice=advice)
+    error.__cause__ = NoSuchStore(shown(place))
+    return error
 
 
 def _limited(
-    opening: Callable[[type[HiCacheStorage], Mapping[str, Any]], HiCacheStorage],
+    opening: Callable[[Mapping[str, Any]], HiCacheStorage],
     storage_class: type[HiCacheStorage],
     fields: Mapping[str, Any],
     timeout_s: float,
@@ -394,25 +489,8 @@ def _limited(
     """Open a storage with this time limit, or with its own if it has one or takes none."""
     if storage_class.capabilities.bounded and "timeout_s" not in fields:
         with suppress(ConfigError):  # another field may be wrong: then the next opening says so
-            return opening(storage_class, {**fields, "timeout_s": timeout_s})
-    return opening(storage_class, fields)
-
-
-def _open(storage_class: type[HiCacheStorage], fields: Mapping[str, Any]) -> HiCacheStorage:
-    return storage_class.from_config(fields)
-
-
-def _look_at(storage_class: type[HiCacheStorage], fields: Mapping[str, Any]) -> HiCacheStorage:
-    place = storage_class.would_create(fields)
-    if place is not None:
-        advice = "mount it, or correct its path; if it is new, the next engine makes a store there"
-        error = StorageUnavailable(f"there is no store at {shown(place)}", advice=advice)
-        error.__cause__ = NoSuchStore(shown(place))
-        return UnopenedStorage(error, storage_class.would_claim(fields))
-    try:
-        return storage_class.open_read_only(fields)
-    except (StorageUnavailable, StorageTimeout) as error:
-        return UnopenedStorage(error, storage_class.would_claim(fields))
+            return opening({**fields, "timeout_s": timeout_s})
+    return opening(fields)
 
 
 @contextmanager

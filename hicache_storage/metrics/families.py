@@ -11,6 +11,7 @@ from prometheus_client.core import (
 )
 
 from hicache_storage.composition.parts import all_parts, split_counter, stats_of
+from hicache_storage.composition.storage import ABSENT
 from hicache_storage.errors import HiCacheError
 from hicache_storage.page_store.breaker import STATES
 from hicache_storage.page_store.call_durations import BUCKETS_S, OPERATIONS
@@ -220,7 +221,7 @@ class Families:
         for name, part in parts.items():
             _add_content(self._tier_gauges.values(), [*labels, name], stats_of(part))
         for name, state in stats.part_states.items():
-            for each in STATES:
+            for each in (*STATES, ABSENT):
                 self._tier_state.add_metric([*labels, name, each], float(each == state))
         for counter, count in stats.counters.items():
             self._storage.add_metric([*labels, *split_counter(counter, parts)], count)

@@ -135,16 +135,20 @@ class TestLs:
         assert f"nvme/b: there is no store at {tmp_path}/b\n" in capsys.readouterr().err
         assert not (tmp_path / "b").exists()
 
-    def test_a_copy_makes_it_where_the_pages_go(
+    def test_a_copy_to_it_works_when_its_disk_is_said_to_be_new(
         self, tiered: CliStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """Its disk may be new."""
-        tiered.fill(range(5))
+        tiered.fill(range(20))
+        lost = pages_in(capsys, tiered, "--tier", "nvme")["b"]
         shutil.rmtree(tmp_path / "b")
         argv = ["--tier", "bucket", *tiered.target_flags, "--to-tier", "nvme"]
+        assert main(["copy", *tiered.flags, *argv]) == 2
+        assert not (tmp_path / "b").exists()
+
+        (tmp_path / "b" / "spaces").mkdir(parents=True)
 
         assert main(["copy", *tiered.flags, *argv]) == 0, capsys.readouterr()
-        assert (tmp_path / "b").exists()
+        assert lost == pages_in(capsys, tiered, "--tier", "nvme")["b"] > 0
 
     @pytest.mark.parametrize("tier", ["bucket", "nvme/a"])
     def test_the_stores_beside_it_are_listed(
@@ -173,6 +177,25 @@ class TestLs:
 
         assert main([verb, *tiered.flags, "--tier", "disk", *more]) == 2
         assert "choose one of nvme, nvme/a, nvme/b, bucket" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("verb", ["ls", "verify", "doctor"])
+    def test_disks_that_are_exchanged_are_named(
+        self, tiered: CliStore, verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        tiered.fill(range(20))
+        for old, new in (("a", "away"), ("b", "a"), ("away", "b")):
+            (tmp_path / old).rename(tmp_path / new)
+
+        assert main([verb, *tiered.flags, *(_SMALL if verb == "doctor" else ())]) == 0
+
+        out = " ".join(capsys.readouterr().out.split())
+        assert "nvme/a: label" in out
+        assert "there is the store 'b'" in out
+        with tiered.open() as storage:
+            hits = storage.parts()["nvme"].batch_exists(
+                next(storage.spaces()), [hash_of(number) for number in range(20)]
+            )
+        assert [True] * 20 == hits
 
 
 class TestVerify:
@@ -234,7 +257,7 @@ class TestGcAndInspect:
         self, tiered: CliStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         space = tiered.fill(range(20))
-        (manifest,) = (tmp_path / "a").rglob("manifest.json")
+        (manifest,) = (tmp_path / "a").rglob(f"{space.id}/manifest.json")
         manifest.write_text("damaged")
 
         assert main(["gc", *tiered.flags, "--unreadable", "--yes"]) == 1
@@ -251,7 +274,7 @@ class TestGcAndInspect:
     ) -> None:
         store = striped(tmp_path, "ab")
         space = store.fill(range(20))
-        damaged, unknown = sorted(tmp_path.rglob("manifest.json"))
+        damaged, unknown = sorted(tmp_path.rglob(f"{space.id}/manifest.json"))
         damaged.write_text("damaged")
         unread(unknown)
         argv = ("gc", *store.flags, "--unreadable", "--space", space.id, "--yes")
@@ -266,7 +289,7 @@ class TestGcAndInspect:
         self, tiered: CliStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         space = tiered.fill(range(20))
-        (manifest,) = (tmp_path / "a").rglob("manifest.json")
+        (manifest,) = (tmp_path / "a").rglob(f"{space.id}/manifest.json")
         manifest.write_text("damaged")
 
         code, found = run_json(capsys, "inspect", space.id[:8], *tiered.flags)
@@ -277,7 +300,7 @@ class TestGcAndInspect:
         self, tiered: CliStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         space = tiered.fill(range(20))
-        (manifest,) = (tmp_path / "a").rglob("manifest.json")
+        (manifest,) = (tmp_path / "a").rglob(f"{space.id}/manifest.json")
         manifest.write_text("damaged")
         chosen = ("--tier", "nvme/a", "--unreadable", "--space", space.id)
 

@@ -90,7 +90,7 @@ def test_a_store_that_cannot_be_reached_is_that_of_a_tier() -> None:
     redis = {"name": "rack", "backend": "redis", "config": {"url": "redis://127.0.0.1:1/0"}}
 
     with pytest.raises(StorageUnavailable, match=r"^tiered: tiers.rack: redis: cannot connect"):
-        open_storage("tiered", {"tiers": [A, redis]})
+        open_storage("tiered", {"tiers": [A, {**redis, "required": True}]})
 
 
 @pytest.mark.parametrize("capacity", ["1 zillion", -1, 0])
@@ -139,7 +139,12 @@ def test_two_stores_in_memory_are_two() -> None:
         {"name": "b", "backend": "redis", "config": {"url": f"redis://:{SECRET}@host/0x"}},
         {"name": "b", "backend": "redis", "config": f"redis://:{SECRET}@host"},
         {"name": "b", "backend": "memory", "config": {"capacity_nbytes": SECRET}},
-        {"name": "b", "backend": "redis", "config": {"url": f"redis://:{SECRET}@127.0.0.1:1/0"}},
+        {
+            "name": "b",
+            "backend": "redis",
+            "config": {"url": f"redis://:{SECRET}@127.0.0.1:1/0"},
+            "required": True,
+        },
         f"redis://:{SECRET}@host",
     ],
 )

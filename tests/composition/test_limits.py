@@ -40,7 +40,8 @@ def bounded_members(monkeypatch: pytest.MonkeyPatch) -> None:
 def limits(backend: str, **config: Any) -> tuple[list[float | None], bool]:
     """Return the time limit of each member, and whether the composition is bounded."""
     with open_storage(backend, config) as storage:
-        parts = [part for part in storage.parts().values() if isinstance(part, BoundedStorage)]
+        found = [getattr(part, "inner", part) for part in storage.parts().values()]
+        parts = [part for part in found if isinstance(part, BoundedStorage)]
         return [part.timeout_s for part in parts], storage.capabilities.bounded
 
 

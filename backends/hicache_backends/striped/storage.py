@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from concurrent.futures import wait
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 from hicache_backends.striped.placement import Placement
 from hicache_backends.striped.settings import StripedSettings
+from hicache_storage.composition.labels import LABEL, Labels, UnlabelledStorage, is_label
 from hicache_storage.composition.member import noting
-from hicache_storage.composition.storage import ComposedStorage
+from hicache_storage.composition.storage import ComposedStorage, Opening
 from hicache_storage.errors import StorageTimeout
 from hicache_storage.settings import counted
-from hicache_storage.storage import PageTimes
+from hicache_storage.storage import Diagnosis, PageTimes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Mapping, Sequence
+    from collections.abc import Callable, Container, Iterator, Mapping, Sequence
     from concurrent.futures import Future
 
     from hicache_storage.composition.member import Member, PendingCall
@@ -40,13 +41,44 @@ class StripedStorage(ComposedStorage):
         settings: StripedSettings,
         *,
         read_only: bool = False,
+        labels: Labels | None = None,
     ) -> None:
-        """Take over open storages by name."""
+        """Take over open storages by name. `labels` say by which names pages are placed in them."""
         super().__init__(stripes, settings, read_only=read_only)
         if settings.allows_longer_calls(settings.stripes):
             self.narrow(bounded=False)
-        self._shares = settings.shares()
-        self._placement = Placement(self._shares)
+        self._labels = labels or Labels([*stripes])
+        shares = settings.shares()
+        self._shares = {
+            name: shares.get(placed, shares[name]) for name, placed in self._labels.names.items()
+        }
+        """The weight of each stripe by its name in the config. It goes with the label."""
+        self._placement = Placement(
+            {placed: self._shares[name] for name, placed in self._labels.names.items()}
+        )
+
+    @classmethod
+    def _open(cls, config: Mapping[str, Any], *, read_only: bool) -> Self:
+        settings = StripedSettings.parse(cls.backend, config)
+        labels = Labels([stripe.name for stripe in settings.stripes])
+        stripes = Opening(cls, settings, read_only=read_only, labels=labels).run()
+        return cls(stripes, settings, read_only=read_only, labels=labels)
+
+    def parts(self) -> Mapping[str, HiCacheStorage]:
+        return {name: UnlabelledStorage(part) for name, part in super().parts().items()}
+
+    def diagnose(self) -> list[Diagnosis]:
+        """Return what `ComposedStorage` does, and which stripes have other names in their labels."""
+        advice = (
+            "its pages stay hits; to put it right, exchange the paths in the config, or the mounts"
+        )
+        return [
+            *super().diagnose(),
+            *(
+                Diagnosis(f"{name}: {LABEL}", fact, advice)
+                for name, fact in self._labels.facts.items()
+            ),
+        ]
 
     def page_shares(self) -> Mapping[str, float]:
         self.ensure_open()
@@ -126,6 +158,9 @@ class StripedStorage(ComposedStorage):
         return sum(removed)
 
     # --- parts -----------------------------------------------------------------------------------
+
+    def _spaces(self) -> Iterator[KeySpace]:
+        return (space for space in super()._spaces() if not is_label(space))
 
     def _refuse_doubtful(self, space_id: str) -> None:
         """Raise if a write that a caller has left behind may store pages after their removal."""
