@@ -98,6 +98,9 @@ class AbsentStorage(WrapperStorage):
     a thread of its own, and does not wait for it.
     """
 
+    inner: HiCacheStorage
+    """An `UnopenedStorage`, which raises the reason, or the storage that answers."""
+
     def __init__(
         self,
         label: str,
