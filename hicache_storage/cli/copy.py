@@ -145,9 +145,8 @@ def _require_free(
             needed = copy(
                 source, target, spaces, shown, RateLimit(None), result=Copied(), is_trial=True
             ).nbytes
-        is_tiered = {*target.page_shares().values()} == {
-            1.0
-        }  # a page in a wrong stripe is not found
+        # A page in a wrong stripe is not found.
+        is_tiered = set(target.page_shares().values()) == {1.0}
         way_out = f"copy into one tier with {TO_TIER}, " if is_tiered else ""
         if needed > free:
             raise ConfigError(

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import logging
 import uuid
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from hicache_storage.backend_support.wrapper import WrapperStorage
-from hicache_storage.errors import HiCacheError, StorageUnavailable, shown
+from hicache_storage.composition.unopened import as_unavailable
+from hicache_storage.errors import HiCacheError, StorageUnavailable
 from hicache_storage.keys import KeySpace, Shard
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
+    from hicache_storage.errors import StorageTimeout
     from hicache_storage.page import Page
     from hicache_storage.storage import HiCacheStorage
 
@@ -28,6 +29,7 @@ LABEL = "label"
 """The topic of the diagnosis of a store that has another label than its name, behind its name."""
 _MODEL = "hicache-label"
 _OWN, _OTHER = "own", "other"
+_Found: TypeAlias = "dict[str, set[tuple[str, str]]]"
 
 
 def is_label(space: KeySpace) -> bool:
@@ -45,12 +47,21 @@ class Labels:
         self.facts: dict[str, str] = {}
         """What is unusual about the label of a store, by its name in the config."""
         self._composition = uuid.uuid4().hex
+        self._found: dict[str, _Found] = {}
         self._own: dict[str, str] = {}
         self._known = set[str]()
 
-    def read(self, stores: Mapping[str, HiCacheStorage]) -> dict[str, StorageUnavailable]:
+    def read(
+        self, stores: Mapping[str, HiCacheStorage]
+    ) -> dict[str, StorageUnavailable | StorageTimeout]:
         """Read the labels of open stores. Return why some of them must not be used."""
-        labels = {part: _labels_in(store, _OWN) for part, store in stores.items()}
+        refused: dict[str, StorageUnavailable | StorageTimeout] = {}
+        for part, store in stores.items():
+            try:
+                self._found[part] = _labels_in(store)
+            except HiCacheError as error:  # it may be any of them
+                refused[part] = as_unavailable(error)
+        labels = {part: found[_OWN] for part, found in self._found.items()}
         votes = [
             (sum((one, part) in own for part, own in labels.items()), one)
             for one in {one for own in labels.values() for one, _ in own}
@@ -58,7 +69,6 @@ class Labels:
         if votes:  # the composition that most stores are of under their names
             counts = {one: sum(one in dict(own) for own in labels.values()) for _, one in votes}
             self._composition = max(votes, key=lambda vote: (vote[0], counts[vote[1]], vote[1]))[1]
-        refused: dict[str, StorageUnavailable] = {}
         for part, own in labels.items():
             ours = sorted(name for one, name in own if one == self._composition)
             others = sorted(name for one, name in own if one != self._composition)
@@ -69,10 +79,9 @@ class Labels:
                     f"there is the store {others[0]!r} of another composition",
                     advice=f"mount the right one, or call it {others[0]!r} in the config to use it",
                 )
-        for part, store in stores.items():
+        for part, found in self._found.items():
             if part not in refused:
-                listed = _labels_in(store, _OTHER)
-                self._known |= {name for one, name in listed if one == self._composition}
+                self._known |= {name for one, name in found[_OTHER] if one == self._composition}
         self._known |= {*self._own.values()}
         self._assign()
         return refused
@@ -81,27 +90,28 @@ class Labels:
         """Return True if the composition has had the store that `part` has to be."""
         return self.names[part] in self._known
 
-    def write(self, stores: Mapping[str, HiCacheStorage]) -> None:
-        """Label the stores that have no label, and name the stores to each other."""
-        present = {self.names[part] for part in stores} | self._known
-        for part, store in stores.items():
-            own = self._own.get(part, self.names[part])
-            _write(store, self._composition, own, present - {own})
-
     def check(self, part: str, store: HiCacheStorage) -> None:
-        """Label a store that came later.
+        """Read the labels of a store that opened after the others.
 
         Raises:
-            StorageUnavailable: It is another one than this process has placed pages for.
+            StorageUnavailable: It is another one than this process places pages for.
+            HiCacheError: Its labels cannot be read.
         """
-        found = sorted(name for _, name in _labels_in(store, _OWN))
+        self._found[part] = _labels_in(store)
+        found = sorted(name for _, name in self._found[part][_OWN])
         name = self.names[part]
         if found and name not in found:
             raise StorageUnavailable(
                 f"there is the store {found[0]!r} instead of {name!r}",
                 advice="mount the right one, or restart the engine, which uses it as what it is",
             )
-        _write(store, self._composition, name, self._known - {name})
+
+    def write(self, stores: Mapping[str, HiCacheStorage]) -> None:
+        """Label stores whose labels were read, where a label is missing: their own, and the others'."""
+        self._known |= {self.names[part] for part in stores}
+        for part, store in stores.items():
+            own = self._own.get(part, self.names[part])
+            _write(store, self._found[part], self._composition, own, self._known - {own})
 
     def _assign(self) -> None:
         names: dict[str, str] = {}
@@ -134,23 +144,20 @@ class UnlabelledStorage(WrapperStorage):
         return (space for space in self.inner.spaces() if not is_label(space))
 
 
-def _labels_in(store: HiCacheStorage, kind: str) -> set[tuple[str, str]]:
-    """Return the composition and name in each label of a store. A store that fails has none."""
-    found = set[tuple[str, str]]()
-    if _can_be_labelled(store):
-        with suppress(HiCacheError):
-            found = {
-                (space.tenant, space.revision)
-                for space in store.spaces()
-                if is_label(space) and space.pool == kind
-            }
+def _labels_in(store: HiCacheStorage) -> _Found:
+    """Return the composition and name in each label of a store, by kind."""
+    found: _Found = {_OWN: set(), _OTHER: set()}
+    for space in store.spaces() if _can_be_labelled(store) else ():
+        if is_label(space) and space.pool in found:
+            found[space.pool].add((space.tenant, space.revision))
     return found
 
 
-def _write(store: HiCacheStorage, composition: str, own: str, others: Collection[str]) -> None:
+def _write(
+    store: HiCacheStorage, there: _Found, composition: str, own: str, others: Collection[str]
+) -> None:
     if not _can_be_labelled(store):
         return
-    there = {kind: _labels_in(store, kind) for kind in (_OWN, _OTHER)}
     for kind, name in ((_OWN, own), *((_OTHER, one) for one in sorted(others))):
         if (composition, name) in there[kind]:
             continue
@@ -169,7 +176,7 @@ def _write(store: HiCacheStorage, composition: str, own: str, others: Collection
                 )
             )
         except HiCacheError as error:
-            logger.warning("store %r could not be labelled: %s", shown(own), error)
+            logger.warning("store %r could not be labelled: %s", own, error)
             return
 
 

@@ -403,9 +403,7 @@ class Opening:
                         try:
                             opened[name] = open_one(name)
                         except _UNAVAILABLE as error:
-                            if self._members[name].required and not self._read_only:
-                                raise
-                            errors[name] = error
+                            errors[name] = self._may_be_absent(name, error)
                         else:
                             stack.callback(opened[name].close)
 
@@ -413,8 +411,9 @@ class Opening:
             open_all([name for name in self._members if name not in missing], self._open)
             if labels is not None:
                 for name, error in labels.read(opened).items():
-                    errors[name] = error
                     opened.pop(name).close()
+                    with _naming(f"{self._where}.{name}"):
+                        errors[name] = self._may_be_absent(name, error)
             open_all(missing, self._open_missing)
             if not opened and not self._read_only:
                 name, first = next(iter(errors.items()))
@@ -426,27 +425,37 @@ class Opening:
             stack.pop_all()
         return {name: opened[name] for name in self._members}
 
+    def _may_be_absent(
+        self, name: str, error: StorageUnavailable | StorageTimeout
+    ) -> StorageUnavailable | StorageTimeout:
+        """Return the reason why a member is absent, or raise it if the member is required."""
+        if self._members[name].required and not self._read_only:
+            raise error
+        return error
+
     def _missing_place(self, name: str) -> str | None:
         storage_class, fields = self._resolved[name]
         with _naming(f"{self._where}.{name}"):
             return storage_class.would_create(fields)
 
     def _open_missing(self, name: str) -> HiCacheStorage:
-        """Make a store, unless the labels of the others say that there was one."""
+        """Open a store that was missing. Make none in the place of one that the labels name."""
         place = self._missing_place(name)
         if place is not None and self._labels is not None and self._labels.is_unmounted(name):
             raise _no_store(
                 place, f"mount it; if its disk is new, make the directory {place}/spaces there"
             )
-        return self._open(name)
+        with ExitStack() as stack:
+            opened = stack.enter_context(self._open(name))
+            if self._labels is not None:  # it may have been mounted only now
+                self._labels.check(name, opened)
+            stack.pop_all()
+        return opened
 
     def _open_again(self, name: str) -> HiCacheStorage:
-        if self._labels is None:
-            return self._open(name)
-        with ExitStack() as stack:
-            opened = stack.enter_context(self._open_missing(name))
-            self._labels.check(name, opened)
-            stack.pop_all()
+        opened = self._open_missing(name)
+        if self._labels is not None:
+            self._labels.write({name: opened})
         return opened
 
     def _open(self, name: str) -> HiCacheStorage:
@@ -470,8 +479,14 @@ class Opening:
         claims = storage_class.would_claim(fields)
         if self._read_only:
             return UnopenedStorage(error, claims)
-        label, cooldown_s = f"{self._kind} {name!r}", self._limits.breaker_cooldown_s
-        return AbsentStorage(label, error, claims, lambda: self._open_again(name), cooldown_s)
+        return AbsentStorage(
+            f"{self._kind} {name!r}",
+            error,
+            claims,
+            lambda: self._open_again(name),
+            self._limits.breaker_cooldown_s,
+            usable_after_fork=storage_class.usable_after_fork,
+        )
 
 
 def _no_store(place: str, advice: str) -> StorageUnavailable:

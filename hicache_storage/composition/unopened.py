@@ -108,6 +108,8 @@ class AbsentStorage(WrapperStorage):
         claims: Capabilities,
         open_again: Callable[[], HiCacheStorage],
         cooldown_s: float,
+        *,
+        usable_after_fork: bool,
     ) -> None:
         """Stand for a storage.
 
@@ -117,6 +119,7 @@ class AbsentStorage(WrapperStorage):
             claims: What it would claim. What a server decides counts as not promised.
             open_again: Opens it.
             cooldown_s: The least time between two attempts.
+            usable_after_fork: Whether it works in a forked child once it is open.
         """
         self._label = label
         self._claims = replace(
@@ -131,6 +134,7 @@ class AbsentStorage(WrapperStorage):
             lambda: SingleFlight(f"open {label}", self._attempt), close=lambda _: None
         )
         super().__init__(self._unopened(error))
+        vars(self)["usable_after_fork"] = usable_after_fork
         logger.warning("%s is absent, and is tried again later: %s", label, error)
 
     @property
@@ -172,10 +176,7 @@ class AbsentStorage(WrapperStorage):
             self._take_in(self._open_again())
         except Exception as error:  # whatever it is, the storage stays absent
             logger.debug("%s is still absent", self._label, exc_info=True)
-            if not isinstance(error, (StorageUnavailable, StorageTimeout)):
-                advice = error.advice if isinstance(error, HiCacheError) else None
-                error = StorageUnavailable(str(error), advice=advice)
-            self.inner = self._unopened(error)
+            self.inner = self._unopened(as_unavailable(error))
         else:
             logger.warning("%s answers now, and is used", self._label)
 
@@ -200,6 +201,15 @@ class AbsentStorage(WrapperStorage):
                     f" with {began}",
                     advice="restart the engine",
                 )
+
+
+def as_unavailable(error: Exception) -> StorageUnavailable | StorageTimeout:
+    """Return an error of opening a storage as the reason why it is absent."""
+    if isinstance(error, (StorageUnavailable, StorageTimeout)):
+        return error
+    return StorageUnavailable(
+        str(error), advice=error.advice if isinstance(error, HiCacheError) else None
+    )
 
 
 def is_absent(storage: HiCacheStorage) -> bool:

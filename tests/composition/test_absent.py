@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import composed_stores
 import pytest
-from composed_stores import file_member, memory_member
+from composed_stores import SPACE, file_member, memory_member
 from hicache_backends.memory import MemoryStorage
-from pages import blank, hash_of, page, space
+from pages import hash_of
 from servers import wait_until
 
 from hicache_storage.errors import ConfigError, HiCacheError, StorageUnavailable
@@ -21,10 +22,6 @@ from hicache_storage.storage import Capabilities, HiCacheStorage
 
 if TYPE_CHECKING:
     from hicache_storage.page import HostBuffer
-
-SPACE = space()
-HASHES = [hash_of(number) for number in range(32)]
-PAGES = [page(seed=number) for number in range(32)]
 
 
 class Bucket(MemoryStorage):
@@ -80,17 +77,11 @@ def tiered(root: Path, **bucket: Any) -> HiCacheStorage:
 
 
 def save(storage: HiCacheStorage) -> list[bool]:
-    storage.open_space(SPACE)
-    return storage.batch_set(SPACE, HASHES, PAGES)
+    return composed_stores.save(storage, 32)
 
 
 def load(storage: HiCacheStorage) -> list[bool]:
-    """Read all pages. Check that each hit has its own bytes."""
-    targets = [blank() for _ in HASHES]
-    hits = storage.batch_get(SPACE, HASHES, targets)
-    for hit, target, stored in zip(hits, targets, PAGES, strict=True):
-        assert not hit or target.tobytes() == stored.tobytes()
-    return hits
+    return composed_stores.load(storage, 32)
 
 
 def test_a_bucket_that_is_down_leaves_the_disk(tmp_path: Path) -> None:
@@ -116,8 +107,9 @@ def test_a_bucket_that_comes_back_is_taken_in(tmp_path: Path) -> None:
 
         def stores() -> bool:
             save(storage)
+            there = [hash_of(number) for number in range(32)]
             return bool(Bucket.opened) and [True] * 32 == Bucket.opened[0].batch_exists(
-                SPACE, HASHES
+                SPACE, there
             )
 
         wait_until(stores)
@@ -132,7 +124,7 @@ def test_no_call_waits_for_an_opening_that_hangs(tmp_path: Path) -> None:
     Bucket.is_down = True
     with tiered(tmp_path) as storage:
         Bucket.gate = threading.Event()
-        time.sleep(0.1)  # the cool-down
+        wait_until(lambda: not save(storage).count(False) and _is_opening())
 
         for _ in range(20):
             began_s = time.monotonic()
@@ -159,6 +151,15 @@ def test_a_storage_that_was_closed_closes_what_opens_late(tmp_path: Path) -> Non
 
 def _is_opening() -> bool:
     return any(one.name == "open tier 'bucket'" for one in threading.enumerate())
+
+
+def test_a_composition_is_as_usable_after_a_fork_as_its_absent_part(tmp_path: Path) -> None:
+    """The part may come back before the fork."""
+    assert not Bucket.usable_after_fork
+    Bucket.is_down = True
+
+    with tiered(tmp_path) as storage:
+        assert not storage.usable_after_fork
 
 
 def test_a_required_part_must_answer(tmp_path: Path) -> None:

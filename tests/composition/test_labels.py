@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import composed_stores
 import pytest
-from composed_stores import file_member
-from pages import blank, hash_of, page, space
+from composed_stores import SPACE, file_member
+from hicache_backends.file import FileStorage
 from servers import wait_until
 
 from hicache_storage.errors import StorageUnavailable
+from hicache_storage.keys import KeySpace
 from hicache_storage.registry import open_storage
 from hicache_storage.storage import HiCacheStorage
 
-SPACE = space()
-HASHES = [hash_of(number) for number in range(64)]
-PAGES = [page(seed=number) for number in range(64)]
 ALL = [True] * 64
 
 
@@ -40,17 +40,11 @@ def fill(root: Path, names: str = "ab", **fields: Any) -> None:
 
 
 def save(storage: HiCacheStorage) -> list[bool]:
-    storage.open_space(SPACE)
-    return storage.batch_set(SPACE, HASHES, PAGES)
+    return composed_stores.save(storage, 64)
 
 
 def load(storage: HiCacheStorage) -> list[bool]:
-    """Read all pages. Check that each hit has its own bytes."""
-    targets = [blank() for _ in HASHES]
-    hits = storage.batch_get(SPACE, HASHES, targets)
-    for hit, target, stored in zip(hits, targets, PAGES, strict=True):
-        assert not hit or target.tobytes() == stored.tobytes()
-    return hits
+    return composed_stores.load(storage, 64)
 
 
 def exchange(root: Path, one: str, other: str) -> None:
@@ -80,10 +74,7 @@ def files(root: Path) -> list[Path]:
     return sorted(root.rglob("*"))
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [{}, {"weights": {"a": 1, "b": 3}}],
-)
+@pytest.mark.parametrize("fields", [{}, {"weights": {"a": 1, "b": 3}}])
 def test_disks_that_are_exchanged_keep_their_pages(tmp_path: Path, fields: dict[str, Any]) -> None:
     fill(tmp_path, **fields)
     exchange(tmp_path, "a", "b")
@@ -123,13 +114,7 @@ def test_a_disk_that_is_not_mounted_is_not_filled_and_taken_in_later(tmp_path: P
             list(storage.spaces())
 
         mount(tmp_path, "b")
-        _until_taken_in(storage)
-        assert load(storage) == ALL
-
-
-def _until_taken_in(storage: HiCacheStorage) -> None:
-
-    wait_until(lambda: load(storage) == ALL)
+        wait_until(lambda: load(storage) == ALL)
 
 
 def test_another_disk_does_not_come_in_place_of_a_missing_one(tmp_path: Path) -> None:
@@ -145,8 +130,6 @@ def test_another_disk_does_not_come_in_place_of_a_missing_one(tmp_path: Path) ->
             return any(
                 "there is the store 'c' instead of 'b'" in one.fact for one in storage.diagnose()
             )
-
-        from servers import wait_until
 
         wait_until(refused)
 
@@ -194,6 +177,56 @@ def test_a_disk_of_another_composition_is_not_used(tmp_path: Path) -> None:
     ):
         list(storage.spaces())
     assert before == files(tmp_path / "b")
+
+
+def test_a_required_disk_of_another_composition_ends_the_opening(tmp_path: Path) -> None:
+    fill(tmp_path)
+    fill(tmp_path / "other", "xy")
+    shutil.rmtree(tmp_path / "b")
+    (tmp_path / "other" / "x").rename(tmp_path / "b")
+    config = config_of(tmp_path)
+    config["stripes"][1]["required"] = True
+
+    with pytest.raises(StorageUnavailable, match=r"^striped: stripes.b: there is the store 'x'"):
+        open_storage("striped", config)
+
+
+def test_a_disk_whose_labels_cannot_be_read_is_not_taken_for_a_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be any of them, so it gets no label, and is used when it can be read."""
+    fill(tmp_path)
+    exchange(tmp_path, "a", "b")
+    before = sorted(tmp_path.glob("*/spaces/*"))
+    read, failing = FileStorage.spaces, {str(tmp_path / "a")}
+
+    def spaces(storage: FileStorage) -> Iterator[KeySpace]:
+        if str(storage._settings.path) in failing:
+            raise StorageUnavailable("the disk hangs")
+        return read(storage)
+
+    monkeypatch.setattr(FileStorage, "spaces", spaces)
+    with opened(tmp_path) as storage:
+        assert "absent" == storage.stats().part_states["a"]
+        assert ALL != load(storage)
+
+        failing.clear()
+        wait_until(lambda: load(storage) == ALL)
+    assert before == sorted(tmp_path.glob("*/spaces/*"))
+
+
+def test_an_opening_lists_each_stripe_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, listed = FileStorage.spaces, list[FileStorage]()
+
+    def spaces(storage: FileStorage) -> Iterator[KeySpace]:
+        listed.append(storage)
+        return read(storage)
+
+    monkeypatch.setattr(FileStorage, "spaces", spaces)
+    opened(tmp_path).close()
+    opened(tmp_path).close()
+
+    assert 4 == len(listed)
 
 
 def test_a_copy_of_a_disk_is_named(tmp_path: Path) -> None:

@@ -9,11 +9,15 @@ from typing import Any
 
 from hicache_backends.memory import MemoryStorage
 from hicache_conformance import StorageConformance
+from pages import blank, hash_of, page, space
 
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
 from hicache_storage.keys import KeySpace
 from hicache_storage.page import Page
-from hicache_storage.storage import PageInfo
+from hicache_storage.storage import HiCacheStorage, PageInfo
+
+SPACE = space()
+"""The key space of the pages of `save` and `load`."""
 
 
 def file_member(name: str, path: Path, **config: Any) -> dict[str, Any]:
@@ -24,6 +28,22 @@ def file_member(name: str, path: Path, **config: Any) -> dict[str, Any]:
 def memory_member(name: str, **config: Any) -> dict[str, Any]:
     """Return a `memory` store as a member of a composition."""
     return {"name": name, "backend": "memory", "config": config}
+
+
+def save(storage: HiCacheStorage, count: int) -> list[bool]:
+    """Store `count` pages. Return the answers."""
+    storage.open_space(SPACE)
+    pages = [page(seed=number) for number in range(count)]
+    return storage.batch_set(SPACE, [hash_of(number) for number in range(count)], pages)
+
+
+def load(storage: HiCacheStorage, count: int) -> list[bool]:
+    """Read the pages that `save` stores. Check that each hit has its own bytes."""
+    targets = [blank() for _ in range(count)]
+    hits = storage.batch_get(SPACE, [hash_of(number) for number in range(count)], targets)
+    for number, (hit, target) in enumerate(zip(hits, targets, strict=True)):
+        assert not hit or target.tobytes() == page(seed=number).tobytes()
+    return hits
 
 
 def page_file_of(root: Path, space: KeySpace, page_hash: str) -> Path:
