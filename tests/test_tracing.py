@@ -10,7 +10,7 @@ from job_runners import SPACE, Engine, batch, target
 from opentelemetry.trace import SpanKind, StatusCode
 from servers import ROOT
 from spans import Spans, is_child
-from stores import HookedStorage, failing
+from stores import Gate, HookedStorage, failing
 
 from hicache_storage.errors import StorageUnavailable
 from hicache_storage.page_store import PageStore, PoolSpec
@@ -191,7 +191,7 @@ class TestJobs:
     def test_a_job_of_an_engine_is_the_parent_of_its_calls(
         self, storage: HookedStorage, tracer: SpanTracer, spans: Spans
     ) -> None:
-        engine = Engine(storage, lends_memory=False, observers=[tracer])
+        engine = Engine(storage, observers=[tracer])
         try:
             engine.save(batch(range(3)))
             engine.load(target(range(4)))
@@ -212,14 +212,18 @@ class TestJobs:
     def test_a_job_that_finds_no_room_has_a_span_with_its_verdicts(
         self, storage: HookedStorage, tracer: SpanTracer, spans: Spans
     ) -> None:
-        engine = Engine(storage, lends_memory=False, observers=[tracer], queued_nbytes=1)
+        gate = Gate()
+        storage.hooks["batch_set"] = gate
+        engine = Engine(storage, observers=[tracer], queued_nbytes=1)
         try:
-            engine.save(batch(range(3)))
+            for number in range(10):
+                engine.runner.submit_store(number, [batch(range(3))])
+            (*_, last) = spans.named("hicache.store_job")
         finally:
+            gate.open()
             engine.close()
 
-        attributes = spans.only("hicache.store_job").attributes or {}
-        assert 3 == attributes["hicache.pages.refused"]
+        assert 3 == (last.attributes or {})["hicache.pages.refused"]
 
 
 @pytest.mark.parametrize(

@@ -193,8 +193,6 @@ class TestPrefillSide:
             PageStore(HookedStorage()) as other,
             HandoffSender(controller, other, PATIENT) as sender,
         ):
-            for pool in controller.cache.pools:
-                other.forget_space(pool.space)
             compute(controller, PROMPT)
             assert controller.drain(20)
 

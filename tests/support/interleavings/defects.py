@@ -315,9 +315,9 @@ DEFECTS = {
         {(HandoffReceiver, "_on_end"): _on_end},
     ),
     "one-breaker": Defect(
-        "overrun writes turn reads away",
+        "writes and reads share a breaker: overrun writes turn reads away, and a read ends an outage of writes",
         "breaker",
-        "a read is Verdict.BREAKER_OPEN",
+        "a breaker closed without a call that worked",
         {(Lanes, "__init__"): _init_with_one_breaker},
     ),
     "empty-calls-close-breakers": Defect(

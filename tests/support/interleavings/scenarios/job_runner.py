@@ -57,7 +57,7 @@ class JobRunnerScenario(Scenario):
         )
         self.jobs: dict[int, tuple[JobKind, Transfer, float]] = {}
         self.reports: Counter[int] = Counter()
-        self.closed = False
+        self.submitted: list[int] = []
         self.runner = JobRunner(
             self.store,
             JobSettings(
@@ -101,6 +101,7 @@ class JobRunnerScenario(Scenario):
             batch = Transfer(_SPACE, hashes, pages)
             self.jobs[job_id] = (kind, batch, time.monotonic())
             (self.runner.submit_store if is_store else self.runner.submit_load)(job_id, [batch])
+            self.submitted.append(job_id)
             time.sleep(self.pick((0.0, 1.0)))
 
     def _fetch(self, kind: JobKind) -> None:
@@ -127,6 +128,6 @@ class JobRunnerScenario(Scenario):
 
     def _close(self, *, always: bool = False) -> None:
         if always or self.pick((False, True)):
-            began = list(self.jobs)
+            began = list(self.submitted)
             if self.runner.close(self.pick((15.0, 0.0))):
                 self.require(all(map(self.reports.__getitem__, began)), "a job is open after close")
