@@ -13,8 +13,7 @@ class Deadline:
 
     A step that waits takes `remaining_s()` as its limit. If a signal interrupts a wait, the step
     calls `remaining_s` again and gets the time that is left, so signals never lengthen a call
-    (KV-304). A limit too long for a lock, such as infinity, counts as `MAX_DURATION_S`. Immutable and
-    thread-safe.
+    (KV-304). A limit too long for a lock, such as infinity, counts as `MAX_DURATION_S`. Thread-safe.
     """
 
     __slots__ = ("end_s", "timeout_s")
@@ -31,6 +30,10 @@ class Deadline:
     def passed(self) -> bool:
         """Return True if no time is left."""
         return self.remaining_s() == 0.0
+
+    def expire(self) -> None:
+        """Leave no time. A step that waits already keeps the limit that it took."""
+        self.end_s = min(self.end_s, time.monotonic())
 
     def check(self, step: str) -> None:
         """Raise if no time is left for `step`, a noun phrase such as "the name look-up".

@@ -11,9 +11,10 @@ from hicache_storage.page_store.storage_calls import logger
 from hicache_storage.scalars import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
     from hicache_storage.keys import KeySpace
+    from hicache_storage.page_store.begun import Waiting
     from hicache_storage.page_store.results import Outcome
     from hicache_storage.page_store.storage_calls import FramedTransfer, Lanes
 
@@ -22,7 +23,7 @@ _WRONG = frozenset({Verdict.CORRUPT, Verdict.WRONG_KEY, Verdict.WRONG_SIZE})
 
 def delete_wrong_pages(
     lanes: Lanes, transfers: Sequence[FramedTransfer], outcome: Outcome, deadline: Deadline
-) -> None:
+) -> Generator[Waiting]:
     """Delete wrong pages, because a store that does not overwrite pages would keep them forever."""
     wrong: dict[KeySpace, list[str]] = {}
     for (framed, transfer), verdicts in zip(transfers, outcome.verdicts, strict=True):
@@ -37,7 +38,8 @@ def delete_wrong_pages(
         return
     left_s = deadline.remaining_s()
     # A new deadline, so that time which the reads took does not count as a failure of the writes.
-    deleted = len(lanes.writes.delete(wrong, Deadline(left_s))) if left_s else 0
+    gone = (yield from lanes.writes.delete(wrong, Deadline(left_s))) if left_s else []
+    deleted = len(gone)
     lanes.counters.add(WRONG_PAGES_DELETED, deleted)
     left = sum(map(len, wrong.values())) - deleted
     if left:

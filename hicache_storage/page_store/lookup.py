@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
+from hicache_storage.page_store.begun import Waiting
 from hicache_storage.page_store.counters import MATCH_FAILED, answers_counter
 from hicache_storage.page_store.results import Verdict
 from hicache_storage.page_store.splitting import even_cuts, piece_count
@@ -22,7 +23,7 @@ from hicache_storage.page_store.storage_calls import checked_answers, result_of,
 from hicache_storage.scalars import check_integer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
     from concurrent.futures import Future
 
     from hicache_storage.keys import KeySpace
@@ -220,11 +221,12 @@ class PrefixLookup:
         self._pages: dict[Verdict, int] = {}
         self._present_pages = 0
 
-    def query(self, queries: Sequence[ExistsQuery]) -> None:
+    def query(self, queries: Sequence[ExistsQuery]) -> Generator[Waiting]:
         """Answer `queries` together, in growing blocks from the first page on."""
         while blocks := [(query, block) for query in queries if (block := query.next_block())]:
             calls = [(query, part) for query, block in blocks for part in self._split(query, block)]
-            for (query, part), result in zip(calls, self._results(calls), strict=True):
+            results = yield from self._results(calls)
+            for (query, part), result in zip(calls, results, strict=True):
                 query.record(part, result)
                 verdict = result if isinstance(result, Verdict) else Verdict.OK
                 self._failed_calls += verdict not in (Verdict.OK, Verdict.BREAKER_OPEN)
@@ -242,7 +244,7 @@ class PrefixLookup:
         """Report the result to the breaker, the log and the counters, if there was a query."""
         if self._permit is not None:
             if interrupted is None:
-                self._reads.conclude(self._permit, self._futures, self._deadline, self._hang_s)
+                self._reads.conclude(self._permit, self._futures, self._hang_s)
             else:
                 self._permit.dismiss()
         self._reads.state.note(self._pages, self._began_s)
@@ -261,7 +263,7 @@ class PrefixLookup:
 
     def _results(
         self, calls: Sequence[tuple[ExistsQuery, Sequence[int]]]
-    ) -> Sequence[list[bool] | Verdict]:
+    ) -> Generator[Waiting, None, Sequence[list[bool] | Verdict]]:
         if self._failure is None and self._deadline.passed():
             self._failure = Verdict.TIMEOUT
         elif self._failure is None and self._permit is None:
@@ -282,7 +284,7 @@ class PrefixLookup:
             for query, part in calls
         ]
         self._futures += futures
-        self._reads.wait(futures, self._deadline)
+        yield Waiting(futures, self._deadline)
         return [result_of(future) for future in futures]
 
     def _call(self, framed: KeySpace, hashes: Sequence[str]) -> list[bool] | Verdict:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from concurrent.futures import CancelledError, Future, wait
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from functools import partial
 from itertools import compress
@@ -19,6 +19,7 @@ from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.executor import DaemonExecutor, when_all_done
 from hicache_storage.backend_support.revocable import AtomicRevocable
 from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
+from hicache_storage.page_store.begun import Calls, Waiting
 from hicache_storage.page_store.breaker import Breakers
 from hicache_storage.page_store.call_durations import CallDurations
 from hicache_storage.page_store.call_guard import CallGuard
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from hicache_storage.page_store.counters import Direction
     from hicache_storage.page_store.results import Transfer
     from hicache_storage.page_store.settings import PageStoreSettings
-    from hicache_storage.storage import HiCacheStorage
+    from hicache_storage.page_store.spaces import OpenSpaces
 
     FramedTransfer: TypeAlias = tuple[KeySpace, Transfer]
     """The framed key space under which the storage has the pages, and their transfer."""
@@ -96,12 +97,12 @@ class Lane:
     def __init__(
         self,
         direction: Direction,
-        storage: HiCacheStorage,
+        spaces: OpenSpaces,
         settings: PageStoreSettings,
         counters: Counters,
         durations: CallDurations,
     ) -> None:
-        loads = direction == "load"
+        loads, storage = direction == "load", spaces.storage
         self.threads: int = settings.parallelism or storage.capabilities.parallelism
         self._timeout_s = settings.timeout_s if loads else settings.writes_s
         self.guard: CallGuard = CallGuard(
@@ -113,6 +114,7 @@ class Lane:
         self.state: StateLog = StateLog(f"{label} {type(storage).__name__}", logger)
         self._direction: Direction = direction
         self._storage = storage
+        self._spaces = spaces
         self._checksum = settings.checksum == "xxh3"
         self._counters = counters
         self._durations = durations
@@ -138,17 +140,20 @@ class Lane:
 
     # --- pages ---------------------------------------------------------------------------------------
 
-    def move(self, transfers: Sequence[FramedTransfer], deadline: Deadline) -> Outcome:
+    def move(
+        self, transfers: Sequence[FramedTransfer], deadline: Deadline
+    ) -> Generator[Waiting, None, Outcome]:
         """Read pages and check their frames, or frame pages and store them.
 
-        The pages are on loan until this returns or raises.
+        The pages are on loan until the call ends.
         """
         began_s = time.monotonic()
         if not any(len(transfer.hashes) for _, transfer in transfers):
             return Outcome([[] for _ in transfers])
-        permit = self.guard.admit()
+        permit = None if deadline.passed() else self.guard.admit()
         if permit is None:
-            verdicts = [[Verdict.BREAKER_OPEN] * len(transfer.hashes) for _, transfer in transfers]
+            verdict = Verdict.TIMEOUT if deadline.passed() else Verdict.BREAKER_OPEN
+            verdicts = [[verdict] * len(transfer.hashes) for _, transfer in transfers]
             self._count(transfers, verdicts, began_s)
             return Outcome(verdicts)
         call = self._read_part if self._direction == "load" else self._write_part
@@ -161,26 +166,26 @@ class Lane:
                     for part in self._parts(framed, transfer, permit, deadline, loan):
                         futures.append(self._executor.submit(partial(call, part), caller=permit))
                         calls[-1].append((len(part.hashes), futures[-1]))
-                self.wait(futures, deadline)
-            self._take_back(loan, futures)
-        except BaseException:  # an interrupt, even one of the line above
-            self._take_back(loan, futures)
+                yield Waiting(futures, deadline)
+            loan.revoke()
+            if self.loans.waits:
+                yield Waiting(futures, None)
+        except BaseException:  # an interrupt, even one of the lines above
+            loan.revoke()
+            if self.loans.waits:
+                wait([future for future in futures if not future.cancel()])
             raise
         verdicts = [
             [verdict for pages, future in calls_of_one for verdict in _verdicts(future, pages)]
             for calls_of_one in calls
         ]
-        self.conclude(permit, futures, deadline)
+        self.conclude(permit, futures)
         self._count(transfers, verdicts, began_s)
         return Outcome(verdicts)
 
-    def _take_back(self, loan: AtomicRevocable, futures: Sequence[Future[Any]]) -> None:
-        """End the loan of a call's pages, or wait until the storage has ended."""
-        loan.revoke()
-        if self.loans.waits:
-            wait([future for future in futures if not future.cancel()])
-
-    def delete(self, wanted: Mapping[KeySpace, Sequence[str]], deadline: Deadline) -> list[str]:
+    def delete(
+        self, wanted: Mapping[KeySpace, Sequence[str]], deadline: Deadline
+    ) -> Generator[Waiting, None, list[str]]:
         """Remove pages of framed key spaces. Return the pages that are certainly gone."""
         began_s = time.monotonic()
         parts = [
@@ -201,9 +206,9 @@ class Lane:
                 self.submit(partial(self._delete_part, framed, hashes), permit, deadline)
                 for framed, hashes in parts
             ]
-            self.wait(futures, deadline)
+            yield Waiting(futures, deadline)
         results = [result_of(future) for future in futures]
-        self.conclude(permit, futures, deadline)
+        self.conclude(permit, futures)
         tally: Counter[Verdict] = Counter()
         gone: list[str] = []
         for (_, hashes), result in zip(parts, results, strict=True):
@@ -280,10 +285,14 @@ class Lane:
     def _write_part(self, part: _Part) -> list[Verdict]:
         framed, hashes = part.framed, part.hashes
         lent = self.loans.to_write(framed, part.pages, part.loan, part.deadline)
-        with self._call(part), lent as pages:
-            Framing(framed, checksum=self._checksum).write(pages, hashes)
-            stored = [page.stored for page in pages]
-            accepted = checked_answers(self._storage.batch_set(framed, hashes, stored), len(hashes))
+        with self._call(part):
+            if not self._spaces.ensure(framed):
+                raise NotTriedError(Verdict.UNAVAILABLE)
+            with lent as pages:
+                Framing(framed, checksum=self._checksum).write(pages, hashes)
+                stored = [page.stored for page in pages]
+                answers = self._storage.batch_set(framed, hashes, stored)
+            accepted = checked_answers(answers, len(hashes))
         return [Verdict.OK if ok else Verdict.REFUSED for ok in accepted]
 
     def _delete_part(self, framed: KeySpace, hashes: Sequence[str]) -> list[bool]:
@@ -328,31 +337,14 @@ class Lane:
             partial(self._run_counted, task, permit, deadline), caller=permit
         )
 
-    def wait(self, futures: Sequence[Future[Any]], deadline: Deadline) -> None:
-        """Wait for `futures` until the deadline. Cancel the calls that have not begun by then."""
-        try:
-            if len(futures) == 1:  # the usual case, and faster than `wait`
-                futures[0].exception(deadline.remaining_s())
-            else:
-                wait(futures, deadline.remaining_s())
-        except (TimeoutError, CancelledError):
-            pass
-        finally:
-            for future in futures:
-                future.cancel()
-
     def conclude(
-        self,
-        permit: Permit,
-        futures: Sequence[Future[Any]],
-        deadline: Deadline,
-        hang_s: float | None = None,
+        self, permit: Permit, futures: Sequence[Future[Any]], hang_s: float | None = None
     ) -> None:
         """Report to the breaker that a call has ended: its deadline has passed or its futures are done.
 
-        Storage calls may still run because the call's deadline was shorter than `timeout_s`. If nothing
-        else failed, the breaker gets the report when these storage calls have ended. A store that does
-        not answer one of them for `hang_s` counts as hung.
+        Storage calls may still run because the call's deadline was shorter than `timeout_s`, or because
+        they began late. If nothing else failed, the breaker gets the report when they have ended. A
+        store that does not answer one of them for `hang_s` counts as hung.
         """
         successes = [_success(future) for future in futures]
         if hang_s is not None and self._hangs(permit, futures, hang_s):
@@ -361,7 +353,7 @@ class Lane:
             permit.fail()
         elif None not in successes:
             permit.succeed()
-        elif deadline.timeout_s >= self._timeout_s or self.guard.overdue():
+        elif self._is_late(permit, self._timeout_s):
             permit.fail()
         else:
             when_all_done(futures).add_done_callback(lambda _: _conclude_late(permit, futures))
@@ -387,7 +379,11 @@ class Lane:
             return True
         if all(_success(future) is not None for future in futures):
             return False
-        since_s = time.monotonic() - _MOST * hang_s
+        return self._is_late(permit, hang_s)
+
+    def _is_late(self, permit: Permit, timeout_s: float) -> bool:
+        """Return whether a call of `permit` has run for `timeout_s`, or any other one for too long."""
+        since_s = time.monotonic() - _MOST * timeout_s
         own = self.guard.of(permit)
         return any(call.began_s <= since_s for call in own) or bool(self.guard.overdue())
 
@@ -413,18 +409,20 @@ class Lane:
 class Lanes:
     """The two lanes of a page store in one process, for reads and writes. Thread-safe."""
 
-    def __init__(self, storage: HiCacheStorage, settings: PageStoreSettings) -> None:
+    def __init__(self, spaces: OpenSpaces, settings: PageStoreSettings) -> None:
         self.counters: Counters = Counters()
         self.durations: CallDurations = CallDurations()
-        self.reads: Lane = Lane("load", storage, settings, self.counters, self.durations)
-        self.writes: Lane = Lane("save", storage, settings, self.counters, self.durations)
+        self.reads: Lane = Lane("load", spaces, settings, self.counters, self.durations)
+        self.writes: Lane = Lane("save", spaces, settings, self.counters, self.durations)
         self.both: tuple[Lane, Lane] = (self.reads, self.writes)
         self.breakers: Breakers = Breakers(self.reads.guard.breaker, self.writes.guard.breaker)
         self.exists_latency: LatencyEstimator = LatencyEstimator(first_estimate_s=_FIRST_EXISTS_S)
+        self.calls: Calls = Calls()
 
     def close(self, timeout_s: float) -> None:
         """End the threads. A storage call that still runs after `timeout_s` is left behind."""
         deadline = Deadline(timeout_s)
+        self.calls.close()
         for lane in self.both:
             if not lane.close(max(_MIN_CLOSE_S, deadline.remaining_s())):
                 logger.warning(

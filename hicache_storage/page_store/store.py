@@ -15,6 +15,7 @@ from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.fork_local import ForkLocal
 from hicache_storage.errors import StorageTimeout, UnsupportedOperation
 from hicache_storage.keys import check_page_hashes
+from hicache_storage.page_store.begun import Waiting, finish
 from hicache_storage.page_store.counters import (
     BREAKER_OPENED,
     DELETED_PAGES,
@@ -32,17 +33,28 @@ from hicache_storage.page_store.lookup import (
     narrow_usable,
     query_groups,
 )
-from hicache_storage.page_store.observer import Clearance, Deletion, Lookup, Move, Observers
+from hicache_storage.page_store.lookup_batches import LookupBatches
+from hicache_storage.page_store.observer import (
+    NO_ACTIVITY,
+    Clearance,
+    Deletion,
+    Lookup,
+    Move,
+    Observers,
+)
 from hicache_storage.page_store.results import Match, Outcome, Verdict
 from hicache_storage.page_store.settings import PageStoreSettings
+from hicache_storage.page_store.spaces import OpenSpaces
 from hicache_storage.page_store.storage_calls import Lanes
 from hicache_storage.scalars import format_exact_nbytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Generator, Iterable, Mapping, Sequence
+    from concurrent.futures import Future
 
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import HostBuffer
+    from hicache_storage.page_store.begun import Begun
     from hicache_storage.page_store.breaker import Breakers
     from hicache_storage.page_store.call_durations import Histogram, Operation
     from hicache_storage.page_store.observer import Activity, Attributes, Observer
@@ -60,12 +72,13 @@ class PageStore:
     """A store that finds, loads, saves and deletes pages of many pools in one storage. Thread-safe.
 
     If the store fails, you get verdicts and counters, not exceptions; `open_space` and `clear` do raise.
+    `load` and `save` wait. `begin_load`, `begin_save` and `begin_lookup` return a future at once.
     Reads and writes have separate threads and breakers, so a failure in one direction does not stop the
     other. Deletes and `open_space` count as writes.
 
-    Open a key space before you save to it; other calls do not need that. Every call refuses a key space
-    whose pages are larger than the storage accepts. In a forked child, the first call makes new threads,
-    breakers and counters; calls that the parent has begun stay in the parent.
+    Every call refuses a key space whose pages are larger than the storage accepts. In a forked child,
+    the first call makes new threads, breakers and counters; calls that the parent has begun stay in the
+    parent.
 
     Examples:
         >>> from hicache_storage import KeySpace, Page, Shard, open_storage, page_hashes
@@ -94,12 +107,16 @@ class PageStore:
         self.frame_nbytes: int = frame_nbytes(storage.capabilities.alignment)
         limit = storage.capabilities.max_page_nbytes
         self._framed = lru_cache(_MOST_FRAMED)(partial(_framed, self.frame_nbytes, limit))
-        self._opened: set[KeySpace] = set()
+        self._spaces = OpenSpaces(storage)
         self._observers = Observers(observers)
         self._closed = False
         self._close_timeout_s = 0.0
         self._lanes = ForkLocal(
             self._new_lanes, close=lambda lanes: lanes.close(self._close_timeout_s)
+        )
+        self._lookups = ForkLocal(
+            lambda: LookupBatches(self._lanes.get().calls, self._ask, self.framed),
+            close=lambda _: None,
         )
 
     @property
@@ -113,7 +130,7 @@ class PageStore:
         return self._lanes.get().reads.loans.lends
 
     def open_space(self, space: KeySpace) -> None:
-        """Open `space`, before its first save. Idempotent. Other calls do not need it.
+        """Open `space` before its first save. Idempotent. A save opens it, too, but without its error.
 
         The breakers neither refuse nor count this call, so you get the store's own answer.
 
@@ -123,19 +140,12 @@ class PageStore:
             StorageUnavailable, StorageTimeout: The store does not answer.
             StorageClosed: This page store or its storage was closed.
         """
-        framed = self.framed(space)
-        writes = self._lanes.get().writes
-        future = writes.submit(lambda: self.storage.open_space(framed))
-        limit_s = self.settings.writes_s
-        writes.wait([future], Deadline(limit_s))
+        framed, limit_s = self.framed(space), self.settings.writes_s
+        future = self._lanes.get().writes.submit(partial(self._spaces.open, framed))
+        Waiting([future], Deadline(limit_s)).wait()
         if future.cancelled() or not future.done():
             raise StorageTimeout(f"the store did not open a key space within {limit_s} s")
         future.result()
-        self._opened.add(space)
-
-    def forget_space(self, space: KeySpace) -> None:
-        """Forget an open key space. Its pages stay in the store, and `open_space` opens it again."""
-        self._opened.discard(space)
 
     def framed(self, space: KeySpace) -> KeySpace:
         """Return `space` with its frame, for calls to the storage itself.
@@ -147,7 +157,7 @@ class PageStore:
         return self._framed(space)
 
     def has_space(self, space: KeySpace) -> bool:
-        return space in self._opened
+        return self.framed(space) in self._spaces
 
     def match(
         self,
@@ -179,7 +189,7 @@ class PageStore:
         began_ns = self._observers.now_ns()
         usable = [True] * (len(hashes) + 1)
         asked: list[ExistsQuery] = []
-        with self._lookup(timeout_s) as lookup:
+        with self._lookup(self._lookup_deadline(timeout_s)) as lookup:
             for group in query_groups(pools):
                 queries = [
                     ExistsQuery(
@@ -191,7 +201,7 @@ class PageStore:
                     )
                     for number in group
                 ]
-                lookup.query(queries)
+                finish(lookup.query(queries))
                 for number, query in zip(group, queries, strict=True):
                     usable = narrow_usable(usable, pools[number], query.present)
                 asked += queries
@@ -215,7 +225,7 @@ class PageStore:
         Raises:
             ValueError: A hash is malformed.
         """
-        return self._ask(space, hashes, timeout_s).answers
+        return self._answered(space, hashes, timeout_s).answers
 
     def lookup(
         self, space: KeySpace, hashes: Sequence[str], *, timeout_s: float | None = None
@@ -225,7 +235,7 @@ class PageStore:
         Raises:
             ValueError: A hash is malformed.
         """
-        return self._ask(space, hashes, timeout_s).verdicts
+        return self._answered(space, hashes, timeout_s).verdicts
 
     def load(self, transfers: Sequence[Transfer], *, timeout_s: float | None = None) -> Outcome:
         """Read pages and check each of them. Only a page with the verdict OK holds the requested bytes.
@@ -236,33 +246,66 @@ class PageStore:
         Raises:
             ValueError: A transfer does not match its key space, or a hash is malformed.
         """
-        deadline = self._deadline(timeout_s)
-        began_ns = self._observers.now_ns()
-        framed, lanes = self._framed_transfers(transfers), self._lanes.get()
-        outcome = lanes.reads.move(framed, deadline)
-        delete_wrong_pages(lanes, framed, outcome, deadline)
-        if self._observers:
-            move = Move("load", transfers, outcome)
-            self._observers.notify(lambda observer: observer.moved(move, began_ns))
-        return outcome
+        return finish(self._load(transfers, self._deadline(timeout_s)))
 
     def save(self, transfers: Sequence[Transfer], *, timeout_s: float | None = None) -> Outcome:
         """Frame and store pages. Do not change the payloads until the call returns.
 
+        The first save to a key space opens it. Call `open_space` before, for the store's own error.
+
         Raises:
-            ValueError: A key space is not open, a transfer does not match it, or a hash is malformed.
+            ValueError: A transfer does not match its key space, or a hash is malformed.
         """
-        for transfer in transfers:
-            if transfer.space not in self._opened:
-                pool = transfer.space.pool
-                raise ValueError(f"key space of pool {pool!r} is not open: call open_space first")
+        return finish(self._save(transfers, self._write_deadline(timeout_s)))
+
+    def begin_lookup(
+        self,
+        queries: Sequence[tuple[KeySpace, Sequence[str]]],
+        *,
+        timeout_s: float | None = None,
+    ) -> Future[list[list[Verdict]]]:
+        """Begin to look pages up. The future has what `lookup` returns, for each query.
+
+        The call never waits, and raises nothing: errors are the future's. The future is done at the
+        deadline at the latest. Its callbacks must not block. Lookups that wait are answered together.
+        """
+        return self._lookups.get().begin(queries, self._lookup_deadline(timeout_s))
+
+    def begin_load(
+        self,
+        transfers: Sequence[Transfer],
+        *,
+        timeout_s: float | None = None,
+        activity: Activity = NO_ACTIVITY,
+    ) -> Begun[Outcome]:
+        """Begin a `load`, as `begin_lookup` begins a lookup.
+
+        The pages are lent until the future is done; nothing touches them afterwards. `activity` is the
+        task that the load belongs to.
+        """
+        deadline = self._deadline(timeout_s)
+        return self._lanes.get().calls.begin(self._load(transfers, deadline, activity), deadline)
+
+    def begin_save(
+        self,
+        transfers: Sequence[Transfer],
+        *,
+        timeout_s: float | None = None,
+        activity: Activity = NO_ACTIVITY,
+    ) -> Begun[Outcome]:
+        """Begin a `save`, as `begin_load` begins a load.
+
+        Saves that were begun are moved in order, two at a time, and none of them begins while a load
+        that was begun waits for a thread.
+        """
         deadline = self._write_deadline(timeout_s)
-        began_ns = self._observers.now_ns()
-        outcome = self._lanes.get().writes.move(self._framed_transfers(transfers), deadline)
-        if self._observers:
-            move = Move("save", transfers, outcome)
-            self._observers.notify(lambda observer: observer.moved(move, began_ns))
-        return outcome
+        return self._lanes.get().calls.begin(
+            self._save(transfers, deadline, activity), deadline, background=True
+        )
+
+    def end_begun(self) -> None:
+        """End the calls that were begun, as if their deadlines had passed."""
+        self._lanes.get().calls.expire()
 
     def delete(
         self, space: KeySpace, hashes: Sequence[str], *, timeout_s: float | None = None
@@ -275,7 +318,8 @@ class PageStore:
         check_page_hashes(hashes)
         lanes = self._lanes.get()
         began_ns = self._observers.now_ns()
-        gone = lanes.writes.delete({self.framed(space): hashes}, self._write_deadline(timeout_s))
+        wanted, deadline = {self.framed(space): hashes}, self._write_deadline(timeout_s)
+        gone = finish(lanes.writes.delete(wanted, deadline))
         lanes.counters.add(DELETED_PAGES, len(gone))
         if self._observers:
             deletion = Deletion(space, hashes, gone)
@@ -304,6 +348,11 @@ class PageStore:
         The result does nothing unless an observer traces calls.
         """
         return self._observers.begin(name, attributes)
+
+    @property
+    def open_spaces(self) -> tuple[int, int]:
+        """How many key spaces are open, and how often a save could not open one."""
+        return len(self._spaces), self._spaces.failed
 
     def private_nbytes(self) -> tuple[int, int]:
         """Return the size of the private memory, and how much of it storage calls use now."""
@@ -349,29 +398,66 @@ class PageStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- parts
-    # ---------------------------------------------------------------------------------------
+    # --- parts ---------------------------------------------------------------------------------------
 
     def _new_lanes(self) -> Lanes:
-        lanes = Lanes(self.storage, self.settings)
+        lanes = Lanes(self._spaces, self.settings)
         if self._closed:  # by the parent, before the fork
             lanes.close(0)
         return lanes
 
-    def _ask(self, space: KeySpace, hashes: Sequence[str], timeout_s: float | None) -> ExistsQuery:
+    def _answered(
+        self, space: KeySpace, hashes: Sequence[str], timeout_s: float | None
+    ) -> ExistsQuery:
         check_page_hashes(hashes)
-        query = ExistsQuery(self.framed(space), hashes, pages=len(hashes), past_gaps=True)
-        began_ns = self._observers.now_ns()
-        with self._lookup(timeout_s) as lookup:
-            lookup.query([query])
-        if self._observers:
-            self._report_lookup([space], hashes, [query], None, began_ns)
+        (query,) = finish(self._ask([(space, hashes)], self._lookup_deadline(timeout_s)))
         return query
 
-    def _lookup(self, timeout_s: float | None) -> PrefixLookup:
+    def _ask(
+        self, queries: Sequence[tuple[KeySpace, Sequence[str]]], deadline: Deadline
+    ) -> Generator[Waiting, None, list[ExistsQuery]]:
+        began_ns = self._observers.now_ns()
+        asked = [
+            ExistsQuery(self.framed(space), hashes, pages=len(hashes), past_gaps=True)
+            for space, hashes in queries
+        ]
+        with self._lookup(deadline) as lookup:
+            yield from lookup.query(asked)
+        if self._observers:
+            for (space, hashes), query in zip(queries, asked, strict=True):
+                self._report_lookup([space], hashes, [query], None, began_ns)
+        return asked
+
+    def _load(
+        self, transfers: Sequence[Transfer], deadline: Deadline, activity: Activity = NO_ACTIVITY
+    ) -> Generator[Waiting, None, Outcome]:
+        began_ns = self._observers.now_ns()
+        framed, lanes = self._framed_transfers(transfers), self._lanes.get()
+        outcome = yield from lanes.reads.move(framed, deadline)
+        yield from delete_wrong_pages(lanes, framed, outcome, deadline)
+        self._report_move(Move("load", transfers, outcome), began_ns, activity)
+        return outcome
+
+    def _save(
+        self, transfers: Sequence[Transfer], deadline: Deadline, activity: Activity = NO_ACTIVITY
+    ) -> Generator[Waiting, None, Outcome]:
+        began_ns = self._observers.now_ns()
+        framed = self._framed_transfers(transfers)
+        outcome = yield from self._lanes.get().writes.move(framed, deadline)
+        self._report_move(Move("save", transfers, outcome), began_ns, activity)
+        return outcome
+
+    def _report_move(self, move: Move, began_ns: int, activity: Activity) -> None:
+        if self._observers:
+            with activity.resume():
+                self._observers.notify(lambda observer: observer.moved(move, began_ns))
+
+    def _lookup(self, deadline: Deadline) -> PrefixLookup:
         hang_s = self.settings.lookup_timeout_s
-        deadline = self._deadline(hang_s if timeout_s is None else timeout_s)
         return PrefixLookup(self.storage, self._lanes.get(), deadline, hang_s)
+
+    def _lookup_deadline(self, timeout_s: float | None) -> Deadline:
+        return self._deadline(self.settings.lookup_timeout_s if timeout_s is None else timeout_s)
 
     def _report_lookup(
         self,

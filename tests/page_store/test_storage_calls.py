@@ -22,9 +22,11 @@ from hicache_storage.errors import StorageTimeout, StorageUnavailable
 from hicache_storage.keys import KeySpace
 from hicache_storage.page import Page
 from hicache_storage.page_store import PageStore, PageStoreSettings
+from hicache_storage.page_store.begun import finish
 from hicache_storage.page_store.frame import FRAME_NBYTES
 from hicache_storage.page_store.lookup import PoolSpec
 from hicache_storage.page_store.results import Verdict
+from hicache_storage.page_store.spaces import OpenSpaces
 from hicache_storage.page_store.storage_calls import Lanes, NotTriedError
 from hicache_storage.storage import HiCacheStorage
 from hicache_storage.testing import Fault, FaultyStorage, Strike, WrapperStorage
@@ -296,9 +298,9 @@ def files(tmp_path: Path) -> Iterator[FileStorage]:
 
 def move(storage: HiCacheStorage, direction: str, pages: list[Page]) -> list[Verdict]:
     """Move the first pages with a lane alone, because a page store would delete wrong pages."""
-    lanes = Lanes(storage, PageStoreSettings())
+    lanes = Lanes(OpenSpaces(storage), PageStoreSettings())
     lane = lanes.reads if direction == "load" else lanes.writes
-    (verdicts,) = lane.move([(FRAMED, transfer(pages))], Deadline(20)).verdicts
+    (verdicts,) = finish(lane.move([(FRAMED, transfer(pages))], Deadline(20))).verdicts
     lanes.close(20)
     return verdicts
 

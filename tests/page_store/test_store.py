@@ -1031,9 +1031,10 @@ class TestSpaceThatIsNotOpen:
 
         assert not storage.calls
 
-    def test_a_save_is_refused(self, storage: HookedStorage) -> None:
-        with PageStore(storage) as store, pytest.raises(ValueError, match="open_space"):
-            store.save([transfer(filled(1))])
+    def test_a_save_opens_it(self, storage: HookedStorage) -> None:
+        with PageStore(storage) as store:
+            assert 1 == store.save([transfer(filled(1))]).arrived()
+            assert store.has_space(TARGET)
 
     def test_those_that_strangers_name_are_forgotten(
         self, storage: HookedStorage, monkeypatch: pytest.MonkeyPatch

@@ -18,9 +18,11 @@ from pages import hash_of, space
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.native import HIT, MISS, UNSYNCED, WRONG, reference
 from hicache_storage.page import Page
+from hicache_storage.page_store.begun import finish
 from hicache_storage.page_store.frame import FRAME_NBYTES
 from hicache_storage.page_store.results import Transfer, Verdict
 from hicache_storage.page_store.settings import PageStoreSettings
+from hicache_storage.page_store.spaces import OpenSpaces
 from hicache_storage.page_store.storage_calls import Lanes
 
 _SPACE = space(page_nbytes=32, frame_nbytes=FRAME_NBYTES)
@@ -47,7 +49,7 @@ def check(data: bytes) -> None:
     _check_planes_agree(os.fsencode(path), asked, bytes(changed), right[-_TRAILER_NBYTES:])
     page = _page(bytes(32))
     transfer = Transfer(_SPACE, [asked], [page])
-    ((verdict,),) = store.lanes.reads.move([(_SPACE, transfer)], Deadline(60)).verdicts
+    ((verdict,),) = finish(store.lanes.reads.move([(_SPACE, transfer)], Deadline(60))).verdicts
     with suppress(FileNotFoundError):
         os.unlink(path)  # noqa: PTH108 - quicker than a Path
 
@@ -78,9 +80,9 @@ def _store() -> _Store:
     root = directory("page-files")
     storage = FileStorage.from_config({"path": str(root)})
     storage.open_space(_SPACE)
-    lanes = Lanes(storage, PageStoreSettings(parallelism=1))
+    lanes = Lanes(OpenSpaces(storage), PageStoreSettings(parallelism=1))
     transfer = Transfer(_SPACE, [_HASHES[0]], [_page(_PAYLOAD)])
-    saved = lanes.writes.move([(_SPACE, transfer)], Deadline(60))
+    saved = finish(lanes.writes.move([(_SPACE, transfer)], Deadline(60)))
     assert [[Verdict.OK]] == saved.verdicts
     folder = f"{root}/spaces/{_SPACE.id}/{_HASHES[0][:2]}"
     return _Store(lanes, folder, read(f"{folder}/{_HASHES[0]}"))

@@ -315,7 +315,7 @@ DEFECTS = {
         {(HandoffReceiver, "_on_end"): _on_end},
     ),
     "one-breaker": Defect(
-        "writes and reads share a breaker: overrun writes turn reads away, and a read ends an outage of writes",
+        "reads and writes share a breaker, so a read ends an outage of writes",
         "breaker",
         "a breaker closed without a call that worked",
         {(Lanes, "__init__"): _init_with_one_breaker},
