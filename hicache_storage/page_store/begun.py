@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import queue
 import threading
 import time
 from collections import deque
@@ -17,7 +18,6 @@ from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from hicache_storage.backend_support.executor import when_all_done
@@ -141,7 +141,7 @@ class Calls:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._ready: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._ready: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._timers: list[tuple[float, int, Once]] = []
         self._numbers = count()
         self._thread: threading.Thread | None = None
@@ -246,7 +246,7 @@ class Calls:
         while not (self._closed and self._ready.empty() and not self._live):
             try:
                 function = self._ready.get(timeout=self._until_next_s())
-            except Empty:
+            except queue.Empty:
                 function = heapq.heappop(self._timers)[2]
             self._run(function)
             del function  # or an idle thread would keep the call's pages in memory
@@ -255,7 +255,7 @@ class Calls:
 
     def _run_ready(self) -> None:
         """Run what was added while the thread ended, in any thread."""
-        with suppress(Empty):
+        with suppress(queue.Empty):
             while True:
                 self._run(self._ready.get_nowait())
 

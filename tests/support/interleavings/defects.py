@@ -28,12 +28,13 @@ from hicache_storage.controller.eviction import Entry
 from hicache_storage.handoff import HandoffReceiver, HandoffSender
 from hicache_storage.handoff.request import HandoffRequest
 from hicache_storage.keys import KeySpace
+from hicache_storage.page_store.begun import Call
 from hicache_storage.page_store.breaker import Breakers, Permit
 from hicache_storage.page_store.call_guard import CallGuard, RunningCall
 from hicache_storage.page_store.results import Outcome
 from hicache_storage.page_store.settings import PageStoreSettings
+from hicache_storage.page_store.spaces import OpenSpaces
 from hicache_storage.page_store.storage_calls import Lane, Lanes
-from hicache_storage.storage import HiCacheStorage
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,16 +119,14 @@ _init_lanes = Lanes.__init__
 _move_pages = Lane.move
 
 
-def _init_with_one_breaker(
-    lanes: Lanes, storage: HiCacheStorage, settings: PageStoreSettings
-) -> None:
-    _init_lanes(lanes, storage, settings)
+def _init_with_one_breaker(lanes: Lanes, spaces: OpenSpaces, settings: PageStoreSettings) -> None:
+    _init_lanes(lanes, spaces, settings)
     breaker = lanes.breakers.reads
     lanes.breakers = Breakers(breaker, breaker)
     lanes.writes.guard.breaker = breaker
 
 
-def _move_no_pages(lane: Lane, transfers: Sequence[Any], deadline: Deadline) -> Outcome:
+def _move_no_pages(lane: Lane, transfers: Sequence[Any], deadline: Deadline) -> Call[Outcome]:
     if not any(len(transfer.hashes) for _, transfer in transfers):
         permit = lane.guard.admit()
         if permit is not None:
@@ -147,12 +146,10 @@ def _end_uncounted(_: CallGuard, __: RunningCall) -> None:
 
 
 def _conclude(
-    lane: Lane, permit: Permit, futures: Sequence[Future[Any]], deadline: Deadline
+    lane: Lane, permit: Permit, futures: Sequence[Future[Any]], hang_s: float | None = None
 ) -> None:
     if all(future.done() and not future.cancelled() for future in futures):
-        _conclude_call(lane, permit, futures, deadline)
-    elif deadline.timeout_s >= lane._timeout_s:
-        permit.fail()
+        _conclude_call(lane, permit, futures, hang_s)
     else:
         permit.dismiss()
 
@@ -315,9 +312,9 @@ DEFECTS = {
         {(HandoffReceiver, "_on_end"): _on_end},
     ),
     "one-breaker": Defect(
-        "reads and writes share a breaker, so a read ends an outage of writes",
+        "overrun writes turn reads away",
         "breaker",
-        "a breaker closed without a call that worked",
+        "a read is Verdict.BREAKER_OPEN",
         {(Lanes, "__init__"): _init_with_one_breaker},
     ),
     "empty-calls-close-breakers": Defect(
