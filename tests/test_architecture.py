@@ -29,7 +29,7 @@ COMPOSITIONS = {"striped", "tiered"}
 FOR_COMPOSITIONS = ("hicache_storage.composition", "hicache_storage.page_store")
 REGISTRY = "hicache_storage.registry"
 BACKENDS = sorted(path.parent.name for path in ROOT.glob("backends/hicache_backends/*/storage.py"))
-CACHE = ("host_pool", "device_pool", "moving", "controller", "handoff")
+CACHE = ("host_pool", "device_pool", "controller", "handoff")
 ENTRANCES = ("replay", "planning", "integrations", "cli")
 
 FORBIDDEN = [
@@ -42,10 +42,9 @@ FORBIDDEN = [
             "backend_support": ("registry", "page_store", "composition", *CACHE, *ENTRANCES),
             "page_store": ("registry", "request_log", "composition", *CACHE, *ENTRANCES),
             "composition": ("request_log", *CACHE, *ENTRANCES),
-            "moving": ("registry", "request_log", "controller", "handoff", *ENTRANCES),
             "request_log": ("registry", *CACHE, *ENTRANCES),
-            "host_pool": ("registry", "moving", "controller", "handoff", *ENTRANCES),
-            "device_pool": ("registry", "moving", "controller", "handoff", *ENTRANCES),
+            "host_pool": ("registry", "controller", "handoff", *ENTRANCES),
+            "device_pool": ("registry", "controller", "handoff", *ENTRANCES),
             "controller": ("registry", "handoff", *ENTRANCES),
             "handoff": ("registry", *ENTRANCES),
             "integrations": ("replay", "planning", "cli"),

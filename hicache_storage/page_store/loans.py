@@ -42,6 +42,32 @@ class NoMemoryError(Exception):
     """Other storage calls use the private memory."""
 
 
+class Loan:
+    """The caller's pages of one storage call, until they are taken back. Thread-safe."""
+
+    __slots__ = ("_pages", "revocable")
+
+    def __init__(self, pages: Sequence[Page], revocable: AtomicRevocable) -> None:
+        self.revocable: AtomicRevocable = revocable
+        """Takes the pages back. All storage calls of one call of the page store share it."""
+        self._pages: Sequence[Page] | None = pages
+
+    def pages(self) -> Sequence[Page]:
+        """Return the pages. Keep none of them while the storage may wait.
+
+        Raises:
+            RevokedError: The loan has ended.
+        """
+        pages = self._pages
+        if pages is None:
+            raise RevokedError
+        return pages
+
+    def drop(self) -> None:
+        """Keep the pages no longer, so that their owner can unmap them while the storage hangs."""
+        self._pages = None
+
+
 class Loans:
     """The memory of the storage calls of one lane. Thread-safe."""
 
@@ -54,6 +80,8 @@ class Loans:
         self.lends: bool = claims.revocable or trusted
         """True if the storage accesses the caller's pages themselves."""
         self._keeps_given = claims.keeps_given
+        if claims.keeps_given:
+            new_memory(0)  # the first one imports a module, which takes longer than a call
         self._hashed = settings.checksum == "xxh3"
         self._frame_nbytes = frame_nbytes(claims.alignment)
         self.max_call_nbytes: int = (
@@ -65,43 +93,46 @@ class Loans:
 
     @contextmanager
     def to_read(
-        self, space: KeySpace, pages: Sequence[Page], loan: AtomicRevocable, deadline: Deadline
+        self, space: KeySpace, count: int, loan: Loan, deadline: Deadline
     ) -> Generator[Sequence[FramedPage]]:
-        """Lend memory for a read. Copy private pages with `take_read` after their check."""
-        with self._frames(space, pages, loan, deadline, private=not self.lends) as framed:
+        """Lend memory for a read of `count` pages. Take them with `take_read` after their check."""
+        with self._frames(space, count, loan, deadline, private=not self.lends) as framed:
             blank = bytes(self._frame_nbytes)
             for page in framed:  # or a header that an earlier read has left would prove the page
                 page.header[:] = blank
             yield framed
 
-    def take_read(
-        self, targets: Sequence[Page], read: Sequence[FramedPage], loan: AtomicRevocable
-    ) -> None:
-        """Copy pages that were read into private memory to the caller's.
+    def take_read(self, read: Sequence[FramedPage], places: Sequence[int], loan: Loan) -> None:
+        """Copy pages that were read into private memory to the caller's, which are at `places`.
 
         Raises:
             RevokedError: The loan has ended.
         """
-        if not self.lends and targets:
-            _copy(targets, [page.payload for page in read], loan)
+        if not self.lends and places:
+            targets = loan.pages()
+            _copy(
+                [targets[place] for place in places],
+                [read[place].payload for place in places],
+                loan.revocable,
+            )
 
     @contextmanager
     def to_write(
-        self, space: KeySpace, pages: Sequence[Page], loan: AtomicRevocable, deadline: Deadline
+        self, space: KeySpace, count: int, loan: Loan, deadline: Deadline
     ) -> Generator[Sequence[FramedPage]]:
-        """Lend pages for a write, or copies of them. Copies are hashed on the way.
+        """Lend `count` pages for a write, or copies of them. Copies are hashed on the way.
 
         Raises:
             RevokedError: The loan has ended.
         """
         if self._keeps_given:
-            framed = [self._given(page.nbytes) for page in pages]
-            self._fill(framed, pages, loan)
+            framed = [self._given(space.page_nbytes) for _ in range(count)]
+            self._fill(framed, loan)
             yield framed
             return
-        with self._frames(space, pages, loan, deadline, private=not self.lends) as framed:
+        with self._frames(space, count, loan, deadline, private=not self.lends) as framed:
             if not self.lends:
-                self._fill(framed, pages, loan)
+                self._fill(framed, loan)
             yield framed
 
     def _given(self, page_nbytes: int) -> FramedPage:
@@ -111,27 +142,20 @@ class Loans:
         framed.stored.given = True
         return framed
 
-    def _fill(
-        self, framed: Sequence[FramedPage], pages: Sequence[Page], loan: AtomicRevocable
-    ) -> None:
+    def _fill(self, framed: Sequence[FramedPage], loan: Loan) -> None:
         """Copy the caller's pages, and hash them on the way unless their digests are known."""
+        pages = loan.pages()
         digests: Sequence[int | None] = [page.digest for page in pages]
         unhashed = self._hashed and None in digests
-        copied = _copy([one.payload for one in framed], pages, loan, hashed=unhashed)
+        copied = _copy([one.payload for one in framed], pages, loan.revocable, hashed=unhashed)
         for one, digest in zip(framed, copied if unhashed else digests, strict=True):
             one.payload.digest = digest
 
     @contextmanager
     def _frames(
-        self,
-        space: KeySpace,
-        pages: Sequence[Page],
-        loan: AtomicRevocable,
-        deadline: Deadline,
-        *,
-        private: bool,
+        self, space: KeySpace, count: int, loan: Loan, deadline: Deadline, *, private: bool
     ) -> Generator[list[FramedPage]]:
-        frame, count = self._frame_nbytes, len(pages)
+        frame = self._frame_nbytes
         each_nbytes = stride_nbytes(space.page_nbytes, frame) if private else frame
         buffer = self.memory.take(each_nbytes * count, deadline.remaining_s())
         if buffer is None:
@@ -140,21 +164,25 @@ class Loans:
             if private:
                 yield buffer.frames(space.page_nbytes, frame, count)
             else:
-                lent = None if self.waits else loan
+                lent = None if self.waits else loan.revocable
                 headers = buffer.headers(frame, count)
-                yield list(map(FramedPage, headers, pages, repeat(lent)))
+                yield list(map(FramedPage, headers, loan.pages(), repeat(lent)))
         finally:
             self.memory.give_back(buffer)
 
 
 def _copy(
-    targets: Sequence[Page], sources: Sequence[Page], loan: AtomicRevocable, *, hashed: bool = False
+    targets: Sequence[Page],
+    sources: Sequence[Page],
+    lent: AtomicRevocable,
+    *,
+    hashed: bool = False,
 ) -> list[int]:
-    """Copy pages while the loan lasts. Return their digests if they are `hashed`."""
+    """Copy pages while they are lent. Return their digests if they are `hashed`."""
     verdicts, digests = native.copy_revocable(
         [page.segments for page in targets],
         [page.segments for page in sources],
-        [loan.state] * len(targets),
+        [lent.state] * len(targets),
         0 if hashed else _UNHASHED,
         True,
     )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
+import mmap
 import threading
 from typing import TYPE_CHECKING
 
-from hicache_storage.host_pool.memory import map_memory
 from hicache_storage.page_store.frame import FramedPage
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("hicache_storage.page_store")
 
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 _ALIGNMENT = 4096
 _MIN_NBYTES = 1 << 16
 # Round sizes up by at most an eighth, because every page of a buffer stays in memory.
@@ -31,7 +32,7 @@ class Buffer:
     """Page-aligned memory that holds headers or framed pages. One storage call at a time uses it."""
 
     def __init__(self, nbytes: int) -> None:
-        self.view: memoryview = map_memory(nbytes, "none")
+        self.view: memoryview = memoryview(mmap.mmap(-1, nbytes, flags=_PRIVATE))[:nbytes]
         self._headers: list[memoryview] = []
         self._frames: dict[int, list[FramedPage]] = {}
 

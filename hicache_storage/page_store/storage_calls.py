@@ -25,7 +25,7 @@ from hicache_storage.page_store.call_durations import CallDurations
 from hicache_storage.page_store.call_guard import CallGuard
 from hicache_storage.page_store.counters import nbytes_counter, pages_counter
 from hicache_storage.page_store.frame import Framing, completed_checksums
-from hicache_storage.page_store.loans import Loans, NoMemoryError, RevokedError
+from hicache_storage.page_store.loans import Loan, Loans, NoMemoryError, RevokedError
 from hicache_storage.page_store.results import Outcome, Verdict
 from hicache_storage.page_store.splitting import LatencyEstimator, even_cuts, piece_count
 from hicache_storage.page_store.state_log import StateLog
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from typing import Any, TypeAlias
 
     from hicache_storage.keys import KeySpace
-    from hicache_storage.page import Page
     from hicache_storage.page_store.breaker import Permit
     from hicache_storage.page_store.counters import Direction
     from hicache_storage.page_store.results import Transfer
@@ -77,9 +76,8 @@ class _Part(NamedTuple):
 
     framed: KeySpace
     hashes: Sequence[str]
-    pages: Sequence[Page]
-    loan: AtomicRevocable
-    """Lends the memory of `pages`. All parts of a call share it."""
+    loan: Loan
+    """The pages of the hashes."""
     permit: Permit
     deadline: Deadline
     failure: list[Verdict]
@@ -157,21 +155,22 @@ class Lane:
             self._count(transfers, verdicts, began_s)
             return Outcome(verdicts)
         call = self._read_part if self._direction == "load" else self._write_part
-        loan, futures = AtomicRevocable(), list[Future[list[Verdict]]]()
+        lent, loans, futures = AtomicRevocable(), list[Loan](), list[Future[list[Verdict]]]()
         calls: list[list[tuple[int, Future[list[Verdict]]]]] = []
         try:
             with permit:
                 for framed, transfer in transfers:
                     calls.append([])
-                    for part in self._parts(framed, transfer, permit, deadline, loan):
+                    for part in self._parts(framed, transfer, permit, deadline, lent):
+                        loans.append(part.loan)
                         futures.append(self._executor.submit(partial(call, part), caller=permit))
                         calls[-1].append((len(part.hashes), futures[-1]))
                 yield Waiting(futures, deadline)
-            loan.revoke()
+            _take_back(lent, loans)
             if self.loans.waits:
                 yield Waiting(futures, None)
         except BaseException:  # an interrupt, even one of the lines above
-            loan.revoke()
+            _take_back(lent, loans)
             if self.loans.waits:
                 wait([future for future in futures if not future.cancel()])
             raise
@@ -224,7 +223,7 @@ class Lane:
         transfer: Transfer,
         permit: Permit,
         deadline: Deadline,
-        loan: AtomicRevocable,
+        lent: AtomicRevocable,
     ) -> list[_Part]:
         """Split a transfer over the idle threads, or over more threads if the store is slow."""
         pages, s_per_page = len(transfer.hashes), self._latency.s_per_page(framed)
@@ -244,7 +243,12 @@ class Lane:
         failure: list[Verdict] = []
         return [
             _Part(
-                framed, transfer.hashes[cut], transfer.pages[cut], loan, permit, deadline, failure
+                framed,
+                transfer.hashes[cut],
+                Loan(transfer.pages[cut], lent),
+                permit,
+                deadline,
+                failure,
             )
             for cut in even_cuts(pages, pieces)
         ]
@@ -254,7 +258,7 @@ class Lane:
     def _read_part(self, part: _Part) -> list[Verdict]:
         """Read pages, and check the frame of each page that the storage returned."""
         framed, hashes = part.framed, part.hashes
-        lent = self.loans.to_read(framed, part.pages, part.loan, part.deadline)
+        lent = self.loans.to_read(framed, len(hashes), part.loan, part.deadline)
         with self._call(part), lent as pages:
             skip = len(pages[0].header) if self._checksum else None
             stored = [page.stored for page in pages]
@@ -277,14 +281,12 @@ class Lane:
                 logger.warning("a stored page is wrong and will be deleted: %s", error)
                 verdicts[found[index]] = Verdict(error.reason)
             right = [index for index in found if verdicts[index] is Verdict.OK]
-            self.loans.take_read(
-                [part.pages[index] for index in right], [pages[index] for index in right], part.loan
-            )
+            self.loans.take_read(pages, right, part.loan)
         return verdicts
 
     def _write_part(self, part: _Part) -> list[Verdict]:
         framed, hashes = part.framed, part.hashes
-        lent = self.loans.to_write(framed, part.pages, part.loan, part.deadline)
+        lent = self.loans.to_write(framed, len(hashes), part.loan, part.deadline)
         with self._call(part):
             if not self._spaces.ensure(framed):
                 raise NotTriedError(Verdict.UNAVAILABLE)
@@ -485,6 +487,13 @@ def _conclude_late(permit: Permit, futures: Sequence[Future[Any]]) -> None:
         permit.succeed()
     else:
         permit.dismiss()
+
+
+def _take_back(lent: AtomicRevocable, loans: Sequence[Loan]) -> None:
+    """End the loans of a call. Nothing touches its pages when this returns."""
+    lent.revoke()
+    for loan in loans:
+        loan.drop()
 
 
 def _tally(verdicts: list[Verdict]) -> dict[Verdict, int]:

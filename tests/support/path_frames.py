@@ -23,7 +23,7 @@ class PathFrames:
 
     def __init__(self) -> None:
         self.caller: list[str] = []
-        """From the engine's call to `Lane.move`, which hands the pages to a thread and waits for it."""
+        """From the engine's call to the wait for the lane's threads."""
         self.thread: list[str] = []
         """From the thread's loop to the function that calls the data plane."""
 
@@ -41,7 +41,7 @@ def path_frames(engine_call: str, entry: str) -> Generator[PathFrames]:
             path = _names(sys._current_frames()[caller])
             if engine_call in path and len(thread := _names(frame)) > len(found.thread):
                 found.thread = thread
-                found.caller = path[path.index(engine_call) : path.index("Lane.move") + 1]
+                found.caller = path[path.index(engine_call) : path.index("Waiting.wait") + 1]
 
     threading.setprofile(note)
     try:

@@ -89,7 +89,7 @@ def test_a_page_that_turns_out_to_be_gone_is_an_event(file_config: dict[str, Any
         asked = engine.start(PROMPT)
         store = engine.tier._connection.store
         (space,) = engine.tier._groups.spaces.values()
-        load = store.load
+        load = store.begin_load
 
         def delete_first(transfers: Any, **fields: Any) -> Any:
             store.delete(space, transfers[0].hashes)
@@ -104,7 +104,7 @@ def test_a_page_that_turns_out_to_be_gone_is_an_event(file_config: dict[str, Any
             return list(events)
 
         engine.tier.take_events = keep_removed
-        store.load = delete_first
+        store.begin_load = delete_first
         engine.step_until(asked.is_finished)
         assert engine.settle()
 

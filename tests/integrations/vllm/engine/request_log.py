@@ -76,12 +76,12 @@ def test_a_store_that_hangs_is_a_time_out_in_the_log(logged: dict[str, Any], log
         store = engine.tier._connection.store
         engine.write(PROMPT)
         engine.forget_host()
-        lookup = store.lookup
+        lookup = store.begin_lookup
 
-        def hang(space: Any, hashes: Any, *, timeout_s: float) -> Any:
-            return lookup(space, hashes, timeout_s=0)
+        def hang(queries: Any, *, timeout_s: float) -> Any:
+            return lookup(queries, timeout_s=0)
 
-        store.lookup = hang
+        store.begin_lookup = hang
         engine.write(PROMPT)
 
     (record,) = records_of(log, request="r2")
