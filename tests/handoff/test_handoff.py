@@ -183,11 +183,18 @@ class TestCompletions:
             assert taken(receiver.expect("request-1", [])) == 0
 
 
+def _raise(*_: object, **__: object) -> None:
+    raise ValueError("no save")
+
+
 class TestPrefillSide:
     def test_a_failed_publish_is_logged_and_pins_nothing(
-        self, storage: MemoryStorage, caplog: pytest.LogCaptureFixture
+        self,
+        storage: MemoryStorage,
+        caplog: pytest.LogCaptureFixture,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """The sender's page store has no open key space, and the caller ignores the future."""
+        """The sender's page store raises, and the caller ignores the future."""
         with (
             engine_rank(storage) as (controller, _),
             PageStore(HookedStorage()) as other,
@@ -196,6 +203,7 @@ class TestPrefillSide:
             compute(controller, PROMPT)
             assert controller.drain(20)
 
+            monkeypatch.setattr(other, "save", _raise)
             published = sender.publish("request-1", PROMPT)
 
             assert isinstance(published.exception(20), ValueError)
