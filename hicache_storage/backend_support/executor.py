@@ -137,9 +137,18 @@ def _failed(message: str) -> Future[Any]:
 def when_all_done(futures: Sequence[Future[Any]]) -> Future[None]:
     """Return a future that is done when all of `futures` are done, canceled or failed."""
     done: Future[None] = Future()
+    call_when_done(futures, lambda: done.set_result(None))
+    return done
+
+
+def call_when_done(futures: Sequence[Future[Any]], function: Callable[[], object]) -> None:
+    """Call `function` once, when all of `futures` are done, canceled or failed."""
     if not futures:
-        done.set_result(None)
-        return done
+        function()
+        return
+    if len(futures) == 1:
+        futures[0].add_done_callback(lambda _: function())
+        return
     remaining = len(futures)
     lock = threading.Lock()
 
@@ -149,8 +158,7 @@ def when_all_done(futures: Sequence[Future[Any]]) -> Future[None]:
             remaining -= 1
             last = remaining == 0
         if last:
-            done.set_result(None)
+            function()
 
     for future in futures:
         future.add_done_callback(count_down)
-    return done

@@ -237,28 +237,29 @@ class JobRunner:
         queries: Sequence[tuple[KeySpace, Sequence[str]]],
         begun: Future[list[list[Verdict]]],
     ) -> None:
-        error = begun.exception()
         verdicts: list[list[Verdict]] = []
-        if error is None:
+        try:
             verdicts = begun.result()
-        else:
+        except BaseException as error:  # noqa: BLE001 - no error reaches the engine's thread
             verdict = self._verdict(JobKind.LOOKUP, error)
             with suppress(Exception):  # a query may be malformed
                 verdicts = [[verdict] * len(hashes) for _, hashes in queries]
-        found = Counter(verdict for of_query in verdicts for verdict in of_query)
-        present, absent = found[Verdict.OK], found[Verdict.MISS]
+        pages = sum(map(len, verdicts))
+        present, absent = (
+            sum(of_query.count(verdict) for of_query in verdicts)
+            for verdict in (Verdict.OK, Verdict.MISS)
+        )
         self._counters.add("lookup_jobs")
-        self._counters.add("lookup_pages", found.total())
+        self._counters.add("lookup_pages", pages)
         self._counters.add("lookup_pages_present", present)
-        self._counters.add("lookup_pages_unanswered", found.total() - present - absent)
+        self._counters.add("lookup_pages_unanswered", pages - present - absent)
         self._lookups.finish(LookupResult(job_id, verdicts))
 
     def _end_move(self, results: ResultQueue[JobResult], job: _Job, begun: Begun[Outcome]) -> None:
         self._saves.pop(begun, None)
-        error = begun.exception()
-        if error is None:
+        try:
             verdicts = job.spread(begun.result().verdicts)
-        else:
+        except BaseException as error:  # noqa: BLE001 - as above
             verdicts = job.all(self._verdict(results.kind, error))
         self._end(results, job, verdicts, time.monotonic() - begun.began_s)
 
@@ -270,7 +271,9 @@ class JobRunner:
         elapsed_s: float = 0.0,
     ) -> None:
         result = JobResult(job.job_id, verdicts, job.moved_nbytes(verdicts), elapsed_s)
-        tally = Counter(verdict for of_batch in verdicts for verdict in of_batch)
+        tally: Counter[Verdict] = Counter()
+        for of_batch in verdicts:
+            tally.update(of_batch)
         kind = results.kind.value
         self._counters.add(f"{kind}_jobs")
         for verdict, pages in tally.items():

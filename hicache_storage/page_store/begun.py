@@ -20,7 +20,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
-from hicache_storage.backend_support.executor import when_all_done
+from hicache_storage.backend_support.executor import call_when_done
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -68,6 +68,7 @@ class Waiting(NamedTuple):
 
 
 Call: TypeAlias = Generator[Waiting, None, T]
+_Timer: TypeAlias = "tuple[float, int, Once, Waiting | None]"
 
 
 def finish(call: Call[T]) -> T:
@@ -95,6 +96,7 @@ class Begun(Future[T]):
         self.began_s: float = time.monotonic()
         """When the call left its queue, from `time.monotonic`."""
         self._call: Call[T] | None = call
+        self._has_begun = False
 
     def cancel(self) -> bool:
         """Return False: the call ends by itself, at its deadline at the latest."""
@@ -105,7 +107,8 @@ class Begun(Future[T]):
         if self._call is None:
             return None
         try:
-            if not self.running():
+            if not self._has_begun:
+                self._has_begun = True
                 self.began_s = time.monotonic()
                 self.set_running_or_notify_cancel()
             return next(self._call)
@@ -136,13 +139,21 @@ class Once:
             function()
 
 
+def _run_late(timer: _Timer) -> None:
+    """Run what a timer is for, at its time."""
+    _, _, once, waiting = timer
+    if waiting is not None and not once.is_over:
+        waiting.cancel()
+    once()
+
+
 class Calls:
     """The calls of one process that were begun. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ready: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._timers: list[tuple[float, int, Once]] = []
+        self._timers: list[_Timer] = []
         self._numbers = count()
         self._thread: threading.Thread | None = None
         self._closed = self._ended = False
@@ -181,15 +192,19 @@ class Calls:
 
     # --- in the thread -------------------------------------------------------------------------------
 
-    def at(self, deadline: Deadline, function: Callable[[], None]) -> Once:
-        """Run `function` at the deadline, unless the result is called before."""
-        once = Once(function)
-        heapq.heappush(self._timers, (deadline.end_s, next(self._numbers), once))
-        return once
+    def start(self, begun: Begun[Any]) -> None:
+        """Begin a call at once."""
+        self._go_on(begun)
+
+    def at(self, deadline: Deadline, once: Once, waiting: Waiting | None = None) -> None:
+        """Run `once` at the deadline, unless it has run before. Cancel what it waits for."""
+        heapq.heappush(self._timers, (deadline.end_s, next(self._numbers), once, waiting))
 
     def _hold(self, begun: Begun[Any]) -> None:
         self._live[begun] = None
-        self._held.append(self.at(begun.deadline, partial(self._go_on, begun)))
+        once = Once(partial(self._go_on, begun))
+        self.at(begun.deadline, once)
+        self._held.append(once)
 
     def _begin_held(self) -> None:
         while self._held and (self._held[0].is_over or not self._is_busy()):
@@ -210,22 +225,20 @@ class Calls:
             self._live.pop(begun, None)
             return
         self._live[begun] = waiting
-        resume = partial(self._resume, begun, waiting)
-        once = Once(resume) if waiting.deadline is None else self.at(waiting.deadline, resume)
-        when_all_done(waiting.futures).add_done_callback(lambda _: self.soon(once))
+        once = Once(partial(self._go_on, begun))
+        if waiting.deadline is not None:
+            self.at(waiting.deadline, once, waiting)
+        call_when_done(waiting.futures, lambda: self.soon(once))
         if self._ended:
+            waiting.cancel()
             once()
-
-    def _resume(self, begun: Begun[Any], waiting: Waiting) -> None:
-        waiting.cancel()
-        self._go_on(begun)
 
     def _expire(self) -> None:
         for begun in self._live:
             begun.deadline.expire()
         timers, self._timers = self._timers, []
-        for _, _, once in sorted(timers):
-            once()
+        for timer in sorted(timers):
+            _run_late(timer)
 
     def _run(self, function: Callable[[], None]) -> None:
         try:
@@ -247,7 +260,7 @@ class Calls:
             try:
                 function = self._ready.get(timeout=self._until_next_s())
             except queue.Empty:
-                function = heapq.heappop(self._timers)[2]
+                function = partial(_run_late, heapq.heappop(self._timers))
             self._run(function)
             del function  # or an idle thread would keep the call's pages in memory
         self._ended = True

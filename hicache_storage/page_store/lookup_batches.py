@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from hicache_storage.errors import UnsupportedOperation
 from hicache_storage.keys import check_page_hashes
+from hicache_storage.page_store.begun import Begun, Once
 from hicache_storage.page_store.results import Verdict
 
 if TYPE_CHECKING:
@@ -29,14 +30,8 @@ class _Asked(NamedTuple):
     deadline: Deadline
     future: Future[Verdicts]
 
-    def answer(self, found: dict[KeySpace, dict[str, Verdict]], otherwise: Verdict) -> None:
-        if not self.future.done():
-            self.future.set_result(
-                [
-                    [found.get(space, {}).get(page_hash, otherwise) for page_hash in hashes]
-                    for space, hashes in self.queries
-                ]
-            )
+    def fail(self, verdict: Verdict) -> None:
+        self.future.set_result([[verdict] * len(hashes) for _, hashes in self.queries])
 
 
 class LookupBatches:
@@ -77,27 +72,25 @@ class LookupBatches:
             asked.future.set_exception(error)
             return
         self._waiting.append(asked)
-        self._calls.at(asked.deadline, partial(self._give_up, asked))
         self._answer_waiting()
+        if self._waiting:
+            self._calls.at(asked.deadline, Once(partial(self._give_up, asked)))
 
     def _give_up(self, asked: _Asked) -> None:
         if asked in self._waiting:
             self._waiting.remove(asked)
-            asked.answer({}, Verdict.TIMEOUT)
+            asked.fail(Verdict.TIMEOUT)
 
     def _answer_waiting(self) -> None:
         if not self._waiting or self._under_way >= _MOST_UNDER_WAY:
             return
         asked, self._waiting = self._waiting, []
-        wanted: dict[KeySpace, dict[str, None]] = {}
-        for one in asked:
-            for space, hashes in one.queries:
-                wanted.setdefault(space, {}).update(dict.fromkeys(hashes))
-        queries = [(space, list(hashes)) for space, hashes in wanted.items() if self._fits(space)]
+        queries = [query for query in _together(asked) if self._fits(query[0])]
         deadline = min((one.deadline for one in asked), key=lambda each: each.end_s)
         self._under_way += 1
-        begun = self._calls.begin(self._ask(queries, deadline), deadline)
+        begun = Begun(self._ask(queries, deadline), deadline)
         begun.add_done_callback(partial(self._answer, asked, queries))
+        self._calls.start(begun)
 
     def _fits(self, space: KeySpace) -> bool:
         try:
@@ -110,15 +103,41 @@ class LookupBatches:
         self, asked: Sequence[_Asked], queries: Queries, begun: Future[list[ExistsQuery]]
     ) -> None:
         self._under_way -= 1
-        error = begun.exception()
-        if error is not None:
+        try:
+            answers = begun.result()
+        except BaseException as error:  # noqa: BLE001 - it is the callers'
             for one in asked:
                 one.future.set_exception(error)
         else:
-            found = {
-                space: dict(zip(hashes, query.verdicts, strict=True))
-                for (space, hashes), query in zip(queries, begun.result(), strict=True)
-            }
-            for one in asked:
-                one.answer(found, Verdict.UNAVAILABLE)
+            if len(asked) == 1 and len(queries) == len(asked[0].queries):
+                asked[0].future.set_result([query.verdicts for query in answers])
+            else:
+                _hand_out(asked, queries, answers)
         self._answer_waiting()
+
+
+def _together(asked: Sequence[_Asked]) -> Queries:
+    """Return one query for each key space, or the queries of a lookup that is alone."""
+    if len(asked) == 1:
+        return asked[0].queries
+    wanted: dict[KeySpace, dict[str, None]] = {}
+    for one in asked:
+        for space, hashes in one.queries:
+            wanted.setdefault(space, {}).update(dict.fromkeys(hashes))
+    return [(space, list(hashes)) for space, hashes in wanted.items()]
+
+
+def _hand_out(asked: Sequence[_Asked], queries: Queries, answers: Sequence[ExistsQuery]) -> None:
+    """Give each lookup its part. A key space that was not asked is UNAVAILABLE."""
+    found: dict[KeySpace, dict[str, Verdict]] = {}
+    for (space, hashes), answer in zip(queries, answers, strict=True):
+        found.setdefault(space, {}).update(zip(hashes, answer.verdicts, strict=True))
+    for one in asked:
+        one.future.set_result(
+            [
+                [found[space][page_hash] for page_hash in hashes]
+                if space in found
+                else [Verdict.UNAVAILABLE] * len(hashes)
+                for space, hashes in one.queries
+            ]
+        )
