@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from itertools import compress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
@@ -102,7 +102,7 @@ class JobRunner:
         self._loads = ResultQueue[JobResult](JobKind.LOAD, on_finished)
         self._stores = ResultQueue[JobResult](JobKind.STORE, on_finished)
         self._counters = Counters()
-        self._saves: dict[Begun[Outcome], int] = {}
+        self._saves: dict[Future[Outcome], int] = {}
         """The payload bytes of each store that has not ended."""
         self._closed = False
 
@@ -255,13 +255,13 @@ class JobRunner:
         self._counters.add("lookup_pages_unanswered", pages - present - absent)
         self._lookups.finish(LookupResult(job_id, verdicts))
 
-    def _end_move(self, results: ResultQueue[JobResult], job: _Job, begun: Begun[Outcome]) -> None:
+    def _end_move(self, results: ResultQueue[JobResult], job: _Job, begun: Future[Outcome]) -> None:
         self._saves.pop(begun, None)
         try:
             verdicts = job.spread(begun.result().verdicts)
         except BaseException as error:  # noqa: BLE001 - as above
             verdicts = job.all(self._verdict(results.kind, error))
-        self._end(results, job, verdicts, time.monotonic() - begun.began_s)
+        self._end(results, job, verdicts, time.monotonic() - cast("Begun[Outcome]", begun).began_s)
 
     def _end(
         self,
