@@ -56,7 +56,7 @@ from hicache_storage.storage import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from hicache_backends.encrypted.layout import SealedSpace
     from hicache_storage.keys import KeySpace
@@ -311,6 +311,11 @@ class EncryptedStorage(WrapperStorage):
     def parts(self) -> Mapping[str, HiCacheStorage]:
         """Return the backend's parts, sealed with the same keys and with headers of one size."""
         return {name: self._part(inner) for name, inner in self.inner.parts().items()}
+
+    def page_parts(self, space: KeySpace, hashes: Sequence[str]) -> list[Collection[str]]:
+        self.ensure_open()
+        sealed = self._sealed_space(space)
+        return self.inner.page_parts(sealed.inner, sealed.names(hashes))
 
     def _part(self, inner: HiCacheStorage) -> EncryptedStorage:
         part = copy(self)  # it shares the keys, and the memory that this storage frees

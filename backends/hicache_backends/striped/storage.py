@@ -15,7 +15,7 @@ from hicache_storage.settings import counted
 from hicache_storage.storage import Diagnosis, PageTimes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
     from concurrent.futures import Future
 
     from hicache_storage.composition.member import Member, PendingCall
@@ -84,6 +84,10 @@ class StripedStorage(ComposedStorage):
         self.ensure_open()
         total = sum(self._shares.values())
         return {name: share / total for name, share in self._shares.items()}
+
+    def page_parts(self, space: KeySpace, hashes: Sequence[str]) -> list[Collection[str]]:  # noqa: ARG002
+        self.ensure_open()
+        return [(self._members[stripe].name,) for stripe in map(self._placement.stripe_of, hashes)]
 
     # --- pages -----------------------------------------------------------------------------------
 
