@@ -416,10 +416,27 @@ class TestCopy:
         assert {"nvme": 4, "bucket": 4} == pages_in(capsys, tiered)
 
     @pytest.mark.parametrize("tiers", [(), ("--tier", "nvme", "--to-tier", "nvme")])
-    def test_a_tier_is_not_copied_to_itself(
-        self, tiered: CliStore, tiers: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    def test_stripes_with_all_pages_in_their_places_stay_as_they_are(
+        self,
+        tiered: CliStore,
+        tiers: tuple[str, ...],
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        tiered.fill(range(20))
+        before = files_in(tmp_path)
+
+        code, found = run_json(capsys, "copy", *tiered.flags, *tiered.target_flags, *tiers)
+
+        assert (0, 0, 0) == (code, found["copied_pages"], found["removed_pages"])
+        assert before == files_in(tmp_path)
+
+    @pytest.mark.parametrize("tier", ["bucket", "nvme/a"])
+    def test_a_tier_without_stripes_is_not_copied_to_itself(
+        self, tiered: CliStore, tier: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         tiered.fill(range(1))
+        tiers = ("--tier", tier, "--to-tier", tier)
 
         assert main(["copy", *tiered.flags, *tiered.target_flags, *tiers]) == 2
         assert "the same store" in capsys.readouterr().err
