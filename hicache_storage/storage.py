@@ -19,7 +19,7 @@ from hicache_storage.errors import StorageClosed, StorageUnavailable, Unsupporte
 from hicache_storage.scalars import format_exact_nbytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import HostBuffer, Page
@@ -504,6 +504,10 @@ class HiCacheStorage(abc.ABC):
     def page_shares(self) -> Mapping[str, float]:
         """Return which share of the pages each part stores, by name: 1 if it stores every page."""
         return dict.fromkeys(self.parts(), 1.0)
+
+    def page_parts(self, space: KeySpace, hashes: Sequence[str]) -> list[Collection[str]]:
+        """Return the names of the parts that each page belongs in: all, if every part stores it."""
+        return [tuple(self.parts())] * len(hashes)
 
     def stats(self) -> StorageStats:
         """Return figures for reports and metrics, in O(1) and without I/O."""

@@ -245,6 +245,7 @@ CALLS: dict[str, Callable[[HiCacheStorage], object]] = {
     "unregister_buffer": lambda storage: storage.unregister_buffer(b"x"),
     "parts": lambda storage: storage.parts(),
     "page_shares": lambda storage: storage.page_shares(),
+    "page_parts": lambda storage: storage.page_parts(space(), []),
     "stats": lambda storage: storage.stats(),
     "ensure_open": lambda storage: storage.ensure_open(),
 }

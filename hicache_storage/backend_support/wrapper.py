@@ -8,7 +8,7 @@ from hicache_storage.errors import UnsupportedOperation
 from hicache_storage.storage import HiCacheStorage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from hicache_storage.keys import KeySpace
     from hicache_storage.page import HostBuffer, Page
@@ -104,6 +104,9 @@ class WrapperStorage(HiCacheStorage):
 
     def page_shares(self) -> Mapping[str, float]:
         return self.inner.page_shares()
+
+    def page_parts(self, space: KeySpace, hashes: Sequence[str]) -> list[Collection[str]]:
+        return self.inner.page_parts(space, hashes)
 
     def stats(self) -> StorageStats:
         return self.inner.stats()

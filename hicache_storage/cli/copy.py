@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -20,20 +19,22 @@ from hicache_storage.cli.stores import (
     open_before_change,
     open_listed_store,
     open_to_change,
+    same_store,
     source_and_target,
 )
+from hicache_storage.composition.parts import striped_parts, undivided
 from hicache_storage.errors import ConfigError, NoSuchStore
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from hicache_storage import config
     from hicache_storage.cli.operations.copying import Copied
     from hicache_storage.keys import KeySpace
     from hicache_storage.storage import HiCacheStorage
 
-SUMMARY = "Copy the pages of one store to another: to migrate, to warm up, to back up."
+SUMMARY = "Copy the pages of one store to another, or move those of stripes to their places."
 
 _FOUND = 1
 
@@ -62,25 +63,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the figures. Return 0 if the target has every page of the source, otherwise 1."""
-    choice, target_choice = source_and_target(arguments, "copy")
+    choice, target_choice, is_same = source_and_target(arguments, "copy")
     from hicache_storage.cli.operations.copying import Copied, copy  # noqa: PLC0415 - wrong flags fail fast
-    from hicache_storage.cli.operations.free_space import free_of_whole_nbytes  # noqa: PLC0415
+    from hicache_storage.cli.operations.free_space import largest_shortage  # noqa: PLC0415
     from hicache_storage.cli.operations.rate_limit import RateLimit  # noqa: PLC0415
+    from hicache_storage.cli.operations.rebalancing import rebalance  # noqa: PLC0415
 
     limit, result = RateLimit(arguments.bandwidth_limit), Copied()
     is_trial: bool = arguments.dry_run
     opened = _open_trial if is_trial else open_to_change
+    work: Callable[..., Copied] = rebalance if is_same else copy
+    if is_same:
+        _require_stripes(choice, arguments.tier)
+        if not is_trial:  # a stripe that was added may not exist yet
+            open_to_change(choice, arguments.tier, flag=TO_TIER).close()
     with open_listed_store(choice, "copy", arguments.tier) as source:
         selected = selection_of(arguments).of(source)
         result.unreadable = selected.unreadable
         if not is_trial and not arguments.evict:
-            _require_free(source, selected.spaces, target_choice, arguments.to_tier)
+            _require_free(work, source, selected.spaces, target_choice, arguments.to_tier)
         with opened(target_choice, arguments.to_tier, flag=TO_TIER) as target:
             is_done = False
             lacking = None
             try:
                 with meter("looking" if is_trial else "copying") as shown:
-                    copy(
+                    work(
                         source,
                         target,
                         selected.spaces,
@@ -91,8 +98,10 @@ def run(arguments: argparse.Namespace) -> int:
                     )
                 is_done = True
                 if is_trial:
-                    free = free_of_whole_nbytes(target_choice, target, arguments.to_tier)
-                    lacking = None if free == math.inf else max(0, result.nbytes - int(free))
+                    short = largest_shortage(
+                        target_choice, target, result.needed, arguments.to_tier
+                    )
+                    lacking = short.needed_nbytes - short.free_nbytes if short else 0
             finally:
                 names = {"from": choice.backend, "to": target_choice.backend, "is_done": is_done}
                 trial = {"is_dry_run": is_trial, "lacking_nbytes": lacking} if is_trial else {}
@@ -119,7 +128,20 @@ def _open_trial(choice: config.StorageChoice, tier: str | None, *, flag: str) ->
         )
 
 
+def _require_stripes(choice: config.StorageChoice, tier: str | None) -> None:
+    """Refuse to copy a store onto itself, unless it has stripes.
+
+    Raises:
+        ConfigError: It has none, so all its pages are in their places.
+    """
+    with suppress(NoSuchStore), open_listed_store(choice, "copy", tier) as look:
+        if striped_parts(look):
+            return
+    raise same_store("copy")
+
+
 def _require_free(
+    work: Callable[..., Copied],
     source: HiCacheStorage,
     spaces: Sequence[KeySpace],
     choice: config.StorageChoice,
@@ -130,29 +152,28 @@ def _require_free(
     Raises:
         ConfigError: The target would refuse or evict pages.
     """
-    from hicache_storage.cli.operations.copying import Copied, copy  # noqa: PLC0415
-    from hicache_storage.cli.operations.free_space import free_of_whole_nbytes  # noqa: PLC0415
+    from hicache_storage.cli.operations.copying import Copied  # noqa: PLC0415
+    from hicache_storage.cli.operations.free_space import largest_shortage  # noqa: PLC0415
     from hicache_storage.cli.operations.rate_limit import RateLimit  # noqa: PLC0415
 
     with suppress(NoSuchStore), _open_trial(choice, tier, flag=TO_TIER) as target:
-        free = free_of_whole_nbytes(choice, target, tier)
-        if free == math.inf:
-            return
         listed = sum(info.nbytes for space in spaces for info in source.scan(space))
-        if listed <= free / 2:  # frames may be larger in the target
+        at_most = dict.fromkeys(undivided(target), 2 * listed)  # frames may be larger there
+        if largest_shortage(choice, target, at_most, tier) is None:
             return
         with meter("looking") as shown:
-            needed = copy(
+            needed = work(
                 source, target, spaces, shown, RateLimit(None), result=Copied(), is_trial=True
-            ).nbytes
-        # A page in a wrong stripe is not found.
-        is_tiered = set(target.page_shares().values()) == {1.0}
-        way_out = f"copy into one tier with {TO_TIER}, " if is_tiered else ""
-        if needed > free:
+            ).needed
+        short = largest_shortage(choice, target, needed, tier)
+        if short is not None:
+            where = f" in {short.names}" if short.names else ""
+            is_tiered = set(target.page_shares().values()) == {1.0}
+            way_out = f"copy into one tier with {TO_TIER}, " if is_tiered else ""
             raise ConfigError(
-                f"copy: the target has {format_nbytes(int(free))} free, but the copy needs"
-                f" {format_nbytes(needed)}: make room, {way_out}or accept with {EVICT} that the target"
-                " refuses pages, or throws out as many of its own"
+                f"copy: the target has {format_nbytes(short.free_nbytes)} free{where}, but the copy"
+                f" needs {format_nbytes(short.needed_nbytes)}: make room, {way_out}or accept with"
+                f" {EVICT} that the target refuses pages, or throws out as many of its own"
             )
 
 
@@ -177,6 +198,10 @@ def _lines(result: Copied, *, is_trial: bool) -> Iterator[str]:
         else f"{copied} copied, {nbytes} in {result.elapsed_s:.1f} s ({speed}/s)"
     )
     yield f"{done}; {result.skipped:,} already there"
+    if result.removed:
+        yield f"removed from stripes where they do not belong: {counted(result.removed, 'page')}"
+    if result.left:
+        yield f"could not be removed from there: {counted(result.left, 'page')}"
     for proof, count in result.not_proved.items():
         yield f"not copied: {counted(count, 'page')} ({proof.value.replace('_', ' ')})"
     if result.refused:

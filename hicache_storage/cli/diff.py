@@ -14,6 +14,7 @@ from hicache_storage.cli.stores import (
     add_target_arguments,
     add_tier_argument,
     open_listed_store,
+    same_store,
     source_and_target,
 )
 
@@ -52,7 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the differences. Return 0 if there are none, otherwise 1."""
-    choice, target_choice = source_and_target(arguments, "diff")
+    choice, target_choice, is_same = source_and_target(arguments, "diff")
+    if is_same:
+        raise same_store("diff")
     from hicache_storage.cli.operations.difference import (  # noqa: PLC0415 - wrong flags fail fast
         Differences,
         compare,

@@ -116,16 +116,22 @@ def add_evict_argument(parser: argparse.ArgumentParser) -> None:
 
 def source_and_target(
     arguments: argparse.Namespace, verb: str
-) -> tuple[config.StorageChoice, config.StorageChoice]:
+) -> tuple[config.StorageChoice, config.StorageChoice, bool]:
     """Return the choices made by the flags of `add_store_arguments` and `add_target_arguments`.
 
+    The last value is True if both are the same store, which most verbs refuse with `same_store`.
+
     Raises:
-        ConfigError: One of them is missing or wrong, or both are the same store.
+        ConfigError: One of them is missing or wrong.
     """
     source, target = store_choice(arguments), _target_choice(arguments, verb)
-    if is_same_store(source, target) and arguments.tier == arguments.to_tier:
-        raise ConfigError(f"{verb}: source and target are the same store: name another target")
-    return source, target
+    is_same = is_same_store(source, target) and arguments.tier == arguments.to_tier
+    return source, target, is_same
+
+
+def same_store(verb: str) -> ConfigError:
+    """Return the error about a source and a target that are the same store."""
+    return ConfigError(f"{verb}: source and target are the same store: name another target")
 
 
 def _target_choice(arguments: argparse.Namespace, verb: str) -> config.StorageChoice:

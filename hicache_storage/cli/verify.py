@@ -143,6 +143,12 @@ def _parts(result: Verification, width: int) -> Iterator[Table | str]:
         if proof is not Proof.OK and (count := result.proofs[proof])
     ]
     yield from unreadable_lines(result.unreadable)
+    if result.misplaced:
+        where = [f"{counted(pages, 'page')} in {name}" for name, pages in result.misplaced.items()]
+        yield (
+            f"misplaced: {', '.join(where)}: they belong in other stripes, where engines look for them."
+            " To move them, run `hicache copy` with this store as source and target"
+        )
     speed = format_nbytes(result.nbytes / max(result.elapsed_s, 1e-9))
     yield (
         f"{counted(result.pages, 'page')}, {format_nbytes(result.nbytes)} in {result.elapsed_s:.1f} s"

@@ -423,14 +423,13 @@ class _Doubts:
                 self._writes.popitem(last=False)
 
     def without(self, space: KeySpace, hashes: Sequence[str], hits: list[bool]) -> list[bool]:
-        """Return `hits` without the pages in doubt."""
-        if not self._writes:
-            return hits
-        with self._lock:
-            return [
-                hit and (space, page_hash) not in self._writes
-                for page_hash, hit in zip(hashes, hits, strict=True)
-            ]
+        """Take the pages in doubt out of `hits`, and return them."""
+        if self._writes:
+            with self._lock:
+                for n, page_hash in enumerate(hashes):
+                    if (space, page_hash) in self._writes:
+                        hits[n] = False
+        return hits
 
     def ended(self, space: KeySpace, hashes: Sequence[str]) -> _Ended:
         """Return the doubts whose writes have all ended, so that a delete can remove their pages now."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 from hicache_storage.errors import ConfigError, HiCacheError, shown
@@ -13,9 +14,10 @@ from hicache_storage.storage import StorageStats
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from hicache_storage.storage import HiCacheStorage
+    from hicache_storage.keys import KeySpace
+    from hicache_storage.storage import HiCacheStorage, PageInfo
 
-
+_AT_ONCE = 1024
 _PLACE_FIELDS = (
     *("url", "prefix", "sentinels", "sentinel_master", "endpoint_url", "bucket"),
     *("master_server_address", "tenant_id", "backend", "config"),
@@ -35,6 +37,27 @@ def undivided(storage: HiCacheStorage) -> dict[str, HiCacheStorage]:
     """Return the stores that hold the pages: parts without parts, or a plain store itself as ""."""
     parts = all_parts(storage) or {"": storage}
     return {name: part for name, part in parts.items() if not part.parts()}
+
+
+def striped_parts(storage: HiCacheStorage, name: str = "") -> dict[str, HiCacheStorage]:
+    """Return the storages whose parts have a share of the pages each, inner ones first, by name.
+
+    `storage` itself is called `name`.
+    """
+    found: dict[str, HiCacheStorage] = {}
+    for own, part in storage.parts().items():
+        found |= striped_parts(part, f"{name}/{own}".lstrip("/"))
+    if any(share < 1 for share in storage.page_shares().values()):
+        found[name] = storage
+    return found
+
+
+def misplaced(striped: HiCacheStorage, part: str, space: KeySpace) -> Iterator[PageInfo]:
+    """Yield the pages in one part of `striped` that belong in another one, where reads look for them."""
+    listed = striped.parts()[part].scan(space)
+    while batch := [*islice(listed, _AT_ONCE)]:
+        places = striped.page_parts(space, [info.page_hash for info in batch])
+        yield from (info for info, names in zip(batch, places, strict=True) if part not in names)
 
 
 def find_part(storage: HiCacheStorage, name: str, flag: str) -> HiCacheStorage:

@@ -2,7 +2,7 @@
 
 An event only says what the store has confirmed. A page is gained when a save of it is OK. A page that
 was announced is lost when a load or lookup does not find it, when a delete returns True, or when the
-key space is cleared. A timeout or an error changes nothing.
+key space is cleared. A timeout or an error changes nothing, also of the part that may have the page.
 
 Calls overlap, so a lookup may report a miss after a save has stored the page. A page is lost only in a
 call that began after the page was announced. If it is gone all the same, the next lookup misses it.

@@ -32,6 +32,7 @@ _SEVERITY = {
             Verdict.WRONG_SIZE,
             Verdict.WRONG_KEY,
             Verdict.CORRUPT,
+            Verdict.PART_UNAVAILABLE,
             Verdict.BREAKER_OPEN,
             Verdict.TIMEOUT,
             Verdict.UNAVAILABLE,

@@ -13,6 +13,7 @@ from functools import partial
 from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, Protocol, Self
 
+from hicache_storage.backend_support.answers import unanswered_in
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
 from hicache_storage.page_store.begun import Waiting
@@ -141,6 +142,8 @@ class ExistsQuery:
         self.framed = framed
         self.failure: Verdict | None = None
         """The verdict of the first call that failed."""
+        self.is_partial: bool = False
+        """True if a part of the storage did not answer about some pages."""
         self.answers: list[bool | None] = [None] * len(hashes)
         """For each page: True, False, or None if it was not queried or the storage did not answer."""
         if held is not None:
@@ -159,7 +162,7 @@ class ExistsQuery:
     @property
     def verdicts(self) -> list[Verdict]:
         """For each page: OK, MISS, or the reason why there is no answer."""
-        failure = self.failure or Verdict.TIMEOUT
+        failure = self.failure or (Verdict.PART_UNAVAILABLE if self.is_partial else Verdict.TIMEOUT)
         return [
             failure if answer is None else Verdict.OK if answer else Verdict.MISS
             for answer in self.answers
@@ -195,6 +198,9 @@ class ExistsQuery:
         else:
             for page, answer in zip(pages, result, strict=True):
                 self.answers[page] = answer
+            for position in unanswered_in(result):
+                self.answers[pages[position]] = None
+                self.is_partial = True
 
 
 class PrefixLookup:
@@ -233,6 +239,10 @@ class PrefixLookup:
                 self._pages[verdict] = self._pages.get(verdict, 0) + len(part)
                 if not isinstance(result, Verdict):
                     self._present_pages += result.count(True)
+                    if unanswered := len(unanswered_in(result)):
+                        partial = self._pages.get(Verdict.PART_UNAVAILABLE, 0)
+                        self._pages[Verdict.PART_UNAVAILABLE] = partial + unanswered
+                        self._pages[Verdict.OK] -= unanswered
             end = min(query.end for query in queries)
             for query in queries:
                 query.stop_at(end)

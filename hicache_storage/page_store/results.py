@@ -19,6 +19,8 @@ class Verdict(enum.Enum):
     OK = "ok"
     MISS = "miss"
     """The storage does not have the page."""
+    PART_UNAVAILABLE = "part_unavailable"
+    """The part of the storage that may have the page did not answer: a disk, a server or a tier."""
     REFUSED = "refused"
     """The storage did not take the page: it is full, or another write came first."""
     CORRUPT = "corrupt"

@@ -28,7 +28,12 @@ _PAGES = 2 * FILTERS
 _HASHES = [hashlib.sha256(f"hicache-{_LAYOUT}-{n}".encode()).hexdigest() for n in range(_PAGES)]
 _INTERVAL_S = 60.0
 _RETRY_S = 5.0
-_UNANSWERED = frozenset((Verdict.TIMEOUT, Verdict.UNAVAILABLE, Verdict.BREAKER_OPEN, Verdict.ERROR))
+_UNANSWERED = frozenset(
+    (
+        *(Verdict.TIMEOUT, Verdict.UNAVAILABLE, Verdict.PART_UNAVAILABLE),
+        *(Verdict.BREAKER_OPEN, Verdict.ERROR),
+    )
+)
 
 
 class SketchStore:

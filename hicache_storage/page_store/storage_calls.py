@@ -14,6 +14,7 @@ from functools import partial
 from itertools import compress
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from hicache_storage.backend_support.answers import PartialAnswers, unanswered_in
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.executor import DaemonExecutor, when_all_done
@@ -272,6 +273,8 @@ class Lane:
                 if None in checksums:
                     raise RevokedError
             verdicts = [Verdict.MISS] * len(hits)
+            for index in unanswered_in(hits):
+                verdicts[index] = Verdict.PART_UNAVAILABLE
             for index in found:
                 verdicts[index] = Verdict.OK
             errors = Framing(framed, checksum=self._checksum).errors(
@@ -458,13 +461,15 @@ def verdict_for(error: BaseException) -> Verdict:
 
 
 def checked_answers(answers: Sequence[object], length: int) -> list[bool]:
-    """Return a storage's answers. Only True itself counts as True.
+    """Return a storage's answers, which may be `PartialAnswers`. Only True itself counts as True.
 
     Raises:
         ValueError: There are not `length` answers, so it is unknown which page each belongs to.
     """
     if len(answers) != length:
         raise ValueError(f"the storage returned {len(answers)} results for {length} pages")
+    if isinstance(answers, PartialAnswers):
+        return answers
     return [answer is True for answer in answers]
 
 

@@ -17,6 +17,9 @@ class Reason(enum.Enum):
     WRONG_SIZE = "had the wrong size in storage, and was deleted there"
     TIMEOUT = "did not come before the store's timeout"
     UNAVAILABLE = "could not be asked for: the store is unavailable"
+    PART_UNAVAILABLE = (
+        "could not be asked for: the part of the store that may have it is unavailable"
+    )
     STORE_ERROR = "could not be read: the store raised an error"
     BREAKER_OPEN = "was not asked for: the store keeps failing, so it gets no calls for a while"
     NO_STORE = "was not asked for: no store is attached"
@@ -55,6 +58,7 @@ _BY_VERDICT = {
     Verdict.WRONG_SIZE: Reason.WRONG_SIZE,
     Verdict.TIMEOUT: Reason.TIMEOUT,
     Verdict.UNAVAILABLE: Reason.UNAVAILABLE,
+    Verdict.PART_UNAVAILABLE: Reason.PART_UNAVAILABLE,
     Verdict.BREAKER_OPEN: Reason.BREAKER_OPEN,
     Verdict.REFUSED: Reason.REFUSED,
     Verdict.NOT_ADMITTED: Reason.NOT_ADMITTED,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from sealed_stores import key_files
 
 from hicache_storage.cli import main
 
+SPACE_AS_STORED = replace(SPACE, frame_nbytes=128)
 _SMALL = ("--page-bytes", "4KiB", "--pages", "4")
 
 
@@ -45,6 +47,22 @@ def pages_in(capsys: pytest.CaptureFixture[str], store: CliStore, *flags: str) -
     assert code == 0
     (space,) = found["spaces"]
     return {name: tier["pages"] for name, tier in space["tiers"].items()}
+
+
+def files_in(root: Path) -> dict[Path, bytes]:
+    """Return the pages of all stores below a directory."""
+    return {path: path.read_bytes() for path in root.glob("*/spaces/*/??/*")}
+
+
+def exchange(root: Path, one: str, other: str) -> None:
+    """Exchange the pages of two stripes, but not their labels."""
+    moved = root / "moved"
+    for space in [path.name for path in (root / one / "spaces").iterdir()]:
+        places = [root / name / "spaces" / space for name in (one, other)]
+        if all(any(place.glob("??")) for place in places):
+            places[0].rename(moved)
+            places[1].rename(places[0])
+            moved.rename(places[1])
 
 
 def break_file(root: Path, number: int) -> None:
@@ -230,6 +248,80 @@ class TestVerify:
 
         assert {"nvme": 4, "bucket": 3} == pages_in(capsys, tiered)
 
+    @pytest.mark.parametrize("flags", [(), ("--delete-wrong", "--yes")])
+    def test_pages_on_a_wrong_stripe_are_counted_and_stay(
+        self, tmp_path: Path, flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        striped(tmp_path, "ab").fill(range(60))
+        store = striped(tmp_path, "abc")
+        found = len(store.numbers(SPACE_AS_STORED))
+        before = files_in(tmp_path)
+
+        code, document = run_json(capsys, "verify", *store.flags, *flags)
+
+        assert (1, 0, []) == (code, document["deleted"], document["findings"])
+        assert {"ok": found, "gone": 0}.items() <= document["proofs"].items()
+        assert found < 60 == found + sum(document["misplaced"].values())
+        assert {"a", "b"} == document["misplaced"].keys()
+        assert main(["verify", *store.flags]) == 1
+        a, b = (document["misplaced"][name] for name in "ab")
+        assert f"misplaced: {a} pages in a, {b} pages in b: " in capsys.readouterr().out
+        assert before == files_in(tmp_path)
+
+    def test_a_copy_that_was_left_behind_is_misplaced_although_its_page_is_found(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        striped(tmp_path, "ab").fill(range(60))
+        store = striped(tmp_path, "abc")
+        store.fill(range(60))
+
+        code, document = run_json(capsys, "verify", *store.flags)
+
+        assert (1, 60) == (code, document["proofs"]["ok"])
+        assert 0 < sum(document["misplaced"].values()) < 60
+
+    def test_the_stripes_of_a_tier_are_looked_through(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        store_of_files(tmp_path).fill(range(60))
+        exchange(tmp_path, "a", "b")
+
+        for flags, names in (((), {"nvme/a", "nvme/b"}), (("--tier", "nvme"), {"a", "b"})):
+            code, document = run_json(capsys, "verify", *store_of_files(tmp_path).flags, *flags)
+            assert (1, names) == (code, document["misplaced"].keys())
+            assert 60 == sum(document["misplaced"].values())
+        assert 60 == run_json(capsys, "verify", *store_of_files(tmp_path).flags)[1]["proofs"]["ok"]
+
+    @pytest.mark.parametrize("tier", ["nvme/a", "bucket"])
+    def test_a_stripe_alone_has_no_misplaced_pages(
+        self, tmp_path: Path, tier: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        store_of_files(tmp_path).fill(range(60))
+        exchange(tmp_path, "a", "b")
+
+        code, document = run_json(capsys, "verify", *store_of_files(tmp_path).flags, "--tier", tier)
+
+        assert (0, {}) == (code, document["misplaced"])
+
+    def test_sealed_pages_are_placed_by_their_sealed_names(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        keys = key_files(tmp_path)
+        two, three = (
+            CliStore(
+                "encrypted",
+                {"backend": "striped", "config": striped(tmp_path, names).config, **keys},
+            )
+            for names in ("ab", "abc")
+        )
+        space = two.fill(range(60))
+        found = len(three.numbers(space))
+
+        code, document = run_json(capsys, "verify", *three.flags)
+
+        assert (1, found) == (code, document["proofs"]["ok"])
+        assert found < 60 == found + sum(document["misplaced"].values())
+
 
 class TestGcAndInspect:
     def test_a_key_space_is_removed_from_one_tier(
@@ -324,10 +416,27 @@ class TestCopy:
         assert {"nvme": 4, "bucket": 4} == pages_in(capsys, tiered)
 
     @pytest.mark.parametrize("tiers", [(), ("--tier", "nvme", "--to-tier", "nvme")])
-    def test_a_tier_is_not_copied_to_itself(
-        self, tiered: CliStore, tiers: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    def test_stripes_with_all_pages_in_their_places_stay_as_they_are(
+        self,
+        tiered: CliStore,
+        tiers: tuple[str, ...],
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        tiered.fill(range(20))
+        before = files_in(tmp_path)
+
+        code, found = run_json(capsys, "copy", *tiered.flags, *tiered.target_flags, *tiers)
+
+        assert (0, 0, 0) == (code, found["copied_pages"], found["removed_pages"])
+        assert before == files_in(tmp_path)
+
+    @pytest.mark.parametrize("tier", ["bucket", "nvme/a"])
+    def test_a_tier_without_stripes_is_not_copied_to_itself(
+        self, tiered: CliStore, tier: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
         tiered.fill(range(1))
+        tiers = ("--tier", tier, "--to-tier", tier)
 
         assert main(["copy", *tiered.flags, *tiered.target_flags, *tiers]) == 2
         assert "the same store" in capsys.readouterr().err

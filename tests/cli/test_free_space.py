@@ -21,7 +21,7 @@ from sealed_stores import key_files
 from servers import RedisCluster, RedisServer
 
 from hicache_storage.cli import main
-from hicache_storage.cli.operations.free_space import Trial, free_of_whole_nbytes
+from hicache_storage.cli.operations.free_space import Trial, largest_shortage
 from hicache_storage.config import StorageChoice
 
 PAGES = 24
@@ -218,7 +218,7 @@ def test_a_refusal_names_the_part_the_bytes_and_the_way_out(
     assert main(_argv(verb, place.limited(1 << 20), source)) == 2
 
     message = capsys.readouterr().err
-    assert ("the target has 2 MiB free" if verb == "copy" else "a has 1 MiB free") in message
+    assert ("the target has 1 MiB free in a" if verb == "copy" else "a has 1 MiB free") in message
     assert "--evict" in message
 
 
@@ -251,10 +251,12 @@ def test_stripes_on_one_file_system_have_its_free_space_together(tmp_path: Path)
     store = CliStore("striped", {"stripes": parts})
     choice = StorageChoice(backend=store.backend, config=store.config)
     with store.open() as storage:
-        free = free_of_whole_nbytes(choice, storage)
+        shortage = largest_shortage(choice, storage, {"": 1 << 60})
 
     system = os.statvfs(tmp_path)
-    assert free == pytest.approx(system.f_bavail * system.f_frsize, rel=0.1)
+    assert shortage is not None
+    assert ("a, b", 1 << 60) == (shortage.names, shortage.needed_nbytes)
+    assert shortage.free_nbytes == pytest.approx(system.f_bavail * system.f_frsize, rel=0.1)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "redis" not in kind])

@@ -33,6 +33,7 @@ from hicache_backends.encrypted.layout import (
 )
 from hicache_backends.encrypted.other_keys import OtherKeys
 from hicache_backends.encrypted.settings import EncryptedSettings
+from hicache_storage.backend_support.answers import answers_of, unanswered_in
 from hicache_storage.backend_support.copies import copy_revocable
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
@@ -56,7 +57,7 @@ from hicache_storage.storage import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from hicache_backends.encrypted.layout import SealedSpace
     from hicache_storage.keys import KeySpace
@@ -68,7 +69,8 @@ logger: logging.Logger = logging.getLogger(__name__)
 _Verdict: TypeAlias = "bool | PageFault | None"
 """The result of opening a page.
 
-True: it was opened. False: it is absent. A fault: it does not open. None: no time, or a wrong size.
+True: it was opened. False: it is absent. A fault: it does not open. None: no answer of the backend, no
+time, or a wrong size.
 """
 
 _NOT_AUTHENTIC = "not_authentic"
@@ -169,7 +171,10 @@ class EncryptedStorage(WrapperStorage):
         sealed = self._sealed_space(space)
         names = sealed.names(hashes)
         found = self.inner.batch_exists(sealed.inner, names)
-        return [hit and name not in self._unknown for name, hit in zip(names, found, strict=True)]
+        for n, name in enumerate(names):
+            if name in self._unknown:
+                found[n] = False
+        return found
 
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
@@ -182,7 +187,6 @@ class EncryptedStorage(WrapperStorage):
         sealed = self._sealed_space(space)
         names = sealed.names(hashes)
         verdicts = self._read_pages(sealed, hashes, names, pages, deadline)
-        self._counters.add("unopened", verdicts.count(None))
         for verdict in verdicts:
             if isinstance(verdict, PageFault):
                 self._counters.add(verdict.reason)
@@ -195,7 +199,7 @@ class EncryptedStorage(WrapperStorage):
             )
             for n, is_whole in zip(wrong, found, strict=True):
                 verdicts[n] = is_whole
-        return [verdict is True for verdict in verdicts]
+        return answers_of([None if verdict is None else verdict is True for verdict in verdicts])
 
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
@@ -312,6 +316,11 @@ class EncryptedStorage(WrapperStorage):
         """Return the backend's parts, sealed with the same keys and with headers of one size."""
         return {name: self._part(inner) for name, inner in self.inner.parts().items()}
 
+    def page_parts(self, space: KeySpace, hashes: Sequence[str]) -> list[Collection[str]]:
+        self.ensure_open()
+        sealed = self._sealed_space(space)
+        return self.inner.page_parts(sealed.inner, sealed.names(hashes))
+
     def _part(self, inner: HiCacheStorage) -> EncryptedStorage:
         part = copy(self)  # it shares the keys, and the memory that this storage frees
         part._wrap(inner)  # noqa: SLF001 - of this class
@@ -372,8 +381,11 @@ class EncryptedStorage(WrapperStorage):
                 [pages[n] for n in wanted],
                 deadline,
             )
+        self._counters.add("unopened", opened.count(None))
         for n, verdict in zip(wanted, opened, strict=True):
             verdicts[n] = verdict
+        for n in unanswered_in(found):
+            verdicts[n] = None
         return verdicts
 
     def _open_pages(
@@ -554,7 +566,8 @@ class EncryptedStorage(WrapperStorage):
             for verdict in self._read_pages(sealed, rest, names, rooms, deadline):
                 if verdict is None:
                     raise StorageTimeout(
-                        f"encrypted: pages could not be opened within {self._settings.timeout_s:g} s"
+                        "encrypted: pages could not be read and opened within"
+                        f" {self._settings.timeout_s:g} s"
                     )
                 if isinstance(verdict, PageFault):
                     yield verdict

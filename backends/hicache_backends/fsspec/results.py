@@ -10,6 +10,7 @@ import errno
 import os
 from typing import TYPE_CHECKING, Any
 
+from hicache_storage.backend_support.answers import answers_of
 from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
@@ -31,13 +32,15 @@ class ResultMapper:
         self._timeout_s = timeout_s
 
     def found(self, results: Sequence[Result[bool]]) -> list[bool]:
-        """Return the verdicts of an `exists` call. A failure counts as a miss.
+        """Return the verdicts of an `exists` call. A failure is no answer.
 
         Raises:
             StorageTimeout, StorageUnavailable: The store answered for no page.
         """
         self.check_any_answered(results)
-        return [result.value is True for result in results]
+        return answers_of(
+            [None if is_outage(result.error) else result.value is True for result in results]
+        )
 
     def removed(self, results: Sequence[Result[None]]) -> list[bool]:
         """Return the verdicts of a `delete` call. A page that was missing counts as deleted.

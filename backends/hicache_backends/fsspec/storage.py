@@ -18,8 +18,9 @@ from hicache_backends.fsspec.layout import (
 from hicache_backends.fsspec.lookup import Lookup, pages_among
 from hicache_backends.fsspec.mount import Mount
 from hicache_backends.fsspec.protocols import Publishing, protocol_of
-from hicache_backends.fsspec.results import MISSING, ResultMapper, is_missing, is_timeout
+from hicache_backends.fsspec.results import MISSING, ResultMapper, is_missing, is_outage, is_timeout
 from hicache_backends.fsspec.settings import FsspecSettings
+from hicache_storage.backend_support.answers import answers_of
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.fork_local import ForkLocal
@@ -137,10 +138,13 @@ class FsspecStorage(HiCacheStorage):
         self._results.check_any_answered(results)
         # The caller's thread fills the pages, so that a late read touches none of them.
         verdicts = [
-            result.value is not None and self._copy(result.value, space, page_hash, page, deadline)
+            None
+            if is_outage(result.error)
+            else result.value is not None
+            and self._copy(result.value, space, page_hash, page, deadline)
             for result, page_hash, page in zip(results, hashes, pages, strict=True)
         ]
-        return self._check_root(verdicts, deadline)
+        return self._check_root(answers_of(verdicts), deadline)
 
     def batch_set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]

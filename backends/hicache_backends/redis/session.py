@@ -14,6 +14,7 @@ from hicache_backends.redis.page_io import PageRequest
 from hicache_backends.redis.replies import UNANSWERED, ErrorReply
 from hicache_backends.redis.sentinel import SentinelMaster
 from hicache_backends.redis.server_pool import ServerPools
+from hicache_storage.backend_support.answers import answers_of
 from hicache_storage.backend_support.deadline import Deadline
 
 if TYPE_CHECKING:
@@ -66,13 +67,17 @@ class Session:
 
     def exists(self, space: KeySpace, hashes: Sequence[str], deadline: Deadline) -> list[bool]:
         lengths = self._lengths(self.keys(space).pages(hashes), deadline)
-        return [length == space.stored_nbytes for length in lengths]
+        return answers_of(
+            [None if length is UNANSWERED else length == space.stored_nbytes for length in lengths]
+        )
 
     def get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page], deadline: Deadline
     ) -> list[bool]:
         replies = self._router.get(self.keys(space).pages(hashes), pages, deadline)
-        return [reply is True for reply in replies]
+        return answers_of(
+            [None if _length(reply) is UNANSWERED else reply is True for reply in replies]
+        )
 
     def set(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page], deadline: Deadline

@@ -17,6 +17,7 @@ from hicache_backends.s3.layout import Layout
 from hicache_backends.s3.losses import CallFailed
 from hicache_backends.s3.page_calls import PageCalls
 from hicache_backends.s3.settings import S3Settings
+from hicache_storage.backend_support.answers import answers_of
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.manifest import (
@@ -268,7 +269,7 @@ class S3Storage(HiCacheStorage):
         in_doubt = [one for one in failures if one.in_doubt and are_writes]
         if in_doubt or (failures and len(failures) == len(outcomes)):
             raise (in_doubt or failures)[0].error
-        return [one is True for one in outcomes]
+        return answers_of([None if isinstance(one, CallFailed) else one for one in outcomes])
 
     def _list_all(self, prefix: str) -> Iterator[ListedObject]:
         """Yield every object whose name begins with `prefix`.

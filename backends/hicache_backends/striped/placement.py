@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 _REMEMBERED = 1 << 16
 _RANGE = 2.0**64
@@ -42,11 +42,12 @@ class Placement:
                 ]
             return draws.index(max(draws))
 
-        self._place = lru_cache(_REMEMBERED)(place)
+        self.stripe_of: Callable[[str], int] = lru_cache(_REMEMBERED)(place)
+        """Returns the index of a page's stripe."""
 
     def split(self, hashes: Sequence[str]) -> dict[int, list[int]]:
         """Return the positions of the pages of each stripe that has some, by the stripe's index."""
         places: dict[int, list[int]] = {}
-        for position, stripe in enumerate(map(self._place, hashes)):
+        for position, stripe in enumerate(map(self.stripe_of, hashes)):
             places.setdefault(stripe, []).append(position)
         return places

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hicache_backends.striped.placement import Placement
 from hicache_backends.striped.settings import StripedSettings
+from hicache_storage.backend_support.answers import answers_of, unanswered_in
 from hicache_storage.composition.labels import LABEL, Labels, UnlabelledStorage, is_label
 from hicache_storage.composition.member import noting
 from hicache_storage.composition.storage import ComposedStorage, Opening
@@ -15,7 +16,7 @@ from hicache_storage.settings import counted
 from hicache_storage.storage import Diagnosis, PageTimes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
     from concurrent.futures import Future
 
     from hicache_storage.composition.member import Member, PendingCall
@@ -84,6 +85,10 @@ class StripedStorage(ComposedStorage):
         self.ensure_open()
         total = sum(self._shares.values())
         return {name: share / total for name, share in self._shares.items()}
+
+    def page_parts(self, space: KeySpace, hashes: Sequence[str]) -> list[Collection[str]]:  # noqa: ARG002
+        self.ensure_open()
+        return [(self._members[stripe].name,) for stripe in map(self._placement.stripe_of, hashes)]
 
     # --- pages -----------------------------------------------------------------------------------
 
@@ -181,8 +186,8 @@ class StripedStorage(ComposedStorage):
     ) -> list[bool]:
         """Ask the stripe of each page, all at the same time. Return the answers in order.
 
-        One that cannot be left behind is asked in this thread, because the call waits for it anyway. A
-        stripe that fails answers False for its pages, as long as another one of the storage works.
+        One that cannot be left behind is asked in this thread, because the call waits for it anyway. The
+        pages of a stripe that fails have no answer, as long as another stripe of the storage works.
 
         Raises:
             Exception: No stripe works. It is the first one's error.
@@ -190,7 +195,7 @@ class StripedStorage(ComposedStorage):
         self.ensure_open()
         split = self._placement.split(hashes)
         errors: list[Exception] = []
-        answers = [False] * len(hashes)
+        answers: list[bool | None] = [None] * len(hashes)
         may_leave = all(page.revocable is not None for page in pages)
 
         def can_leave(member: Member) -> bool:
@@ -216,14 +221,15 @@ class StripedStorage(ComposedStorage):
                         if doubt is not None:
                             doubt(member, own, call.future if call else None)
                         raise
-                    for n, answer in zip(own, found, strict=True):
-                        answers[n] = answer
+                    unanswered = unanswered_in(found)
+                    for at, (n, answer) in enumerate(zip(own, found, strict=True)):
+                        answers[n] = None if at in unanswered else answer
         finally:  # after an interrupt, calls are left that nobody has waited for
             begun = [(member, call.future) for member, _, call in calls if call]
             wait([one for member, one in begun if not (one.cancel() or can_leave(member))])
         if not self._works_without(split):
             self._require_an_answer(errors, len(split))
-        return answers
+        return answers_of(answers)
 
     def _works_without(self, stripes: Container[int]) -> bool:
         """Return True if another stripe has not failed lately."""

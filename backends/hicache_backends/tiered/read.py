@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from itertools import compress
 from typing import TYPE_CHECKING
 
 from hicache_backends.tiered.copier import Copies
+from hicache_storage.backend_support.answers import answers_of, unanswered_in
 from hicache_storage.backend_support.copies import copy_revocable
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.composition.member import noting
 from hicache_storage.page_store.frame import FRAME_NBYTES, are_right
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
     from hicache_backends.tiered.copier import Copier
     from hicache_backends.tiered.memory import Room
@@ -47,12 +49,15 @@ class TieredRead:
         self._missing = list(range(len(hashes)))
         self._wrong: dict[int, list[Member]] = {}
         """The tiers that have a wrong copy of a page, by its position."""
+        self._unanswered: set[int] = set()
+        """Pages that a tier, or a part of it, did not answer about."""
 
     def ask_first(self) -> None:
         """Read from the first tier into the caller's pages, in this thread."""
         first = self._members[0]
-        with noting(self.errors):
+        with self._noting():
             hits = first.get(self._space, self._hashes, self._pages)
+            self._unanswered |= unanswered_in(hits)
             found = list(compress(self._missing, hits))
             self._sort(first, found, self._check(found, [self._pages[n] for n in found]))
 
@@ -62,12 +67,12 @@ class TieredRead:
             return
         with self._copier.moving(self._space, [self._hashes[n] for n in self._missing]) as move:
             for level in range(1, len(self._members)):
-                with noting(self.errors):
+                with self._noting():
                     self._ask(level, move)
                 if not self._missing:
                     break
-        if self.errors:  # a tier that did not answer may have these pages whole
-            self._heal(self._missing)
+        # A tier that did not answer may have these pages whole.
+        self._heal([n for n in self._missing if n in self._unanswered])
 
     def answers(self) -> list[bool]:
         """Return the verdict on each page.
@@ -75,10 +80,19 @@ class TieredRead:
         If every tier answered, a page that is wrong in some tier and right in none is returned as it is.
         The page store counts it, and deletes it everywhere.
         """
-        missing = set(self._missing)
-        if not self.errors:
-            missing -= self._wrong.keys()
-        return [n not in missing for n in range(len(self._hashes))]
+        answers: list[bool | None] = [True] * len(self._hashes)
+        for n in self._missing:
+            answers[n] = None if n in self._unanswered else n in self._wrong
+        return answers_of(answers)
+
+    @contextmanager
+    def _noting(self) -> Generator[None]:
+        """Note the error of a tier, and that it did not answer about the pages that are missing then."""
+        before = len(self.errors)
+        with noting(self.errors):
+            yield
+        if len(self.errors) > before:
+            self._unanswered.update(self._missing)
 
     def _ask(self, level: int, move: Move) -> None:
         """Read from one lower tier, in parts that fit in the memory of copies."""
@@ -105,6 +119,7 @@ class TieredRead:
         hits = self._copier.memory.lend(
             room, member, lambda: member.begin_get(self._space, asked, room.pages), deadline
         ).result()
+        self._unanswered.update(part[at] for at in unanswered_in(hits))
         found, copies = list(compress(part, hits)), list(compress(room.pages, hits))
         right = self._check(found, copies)
         # The wrong ones, too: if no tier has such a page whole, the caller gets it as it is.

@@ -11,6 +11,7 @@ from hicache_backends.tiered.copier import Copier
 from hicache_backends.tiered.read import TieredRead
 from hicache_backends.tiered.settings import TieredSettings
 from hicache_backends.tiered.write import TieredWrite
+from hicache_storage.backend_support.answers import answers_of, unanswered_in
 from hicache_storage.backend_support.fork_local import ForkLocal
 from hicache_storage.composition.claims import weakest
 from hicache_storage.composition.member import noting
@@ -69,22 +70,25 @@ class TieredStorage(ComposedStorage):
     def batch_exists(self, space: KeySpace, hashes: Sequence[str]) -> list[bool]:
         """Ask the tiers in order, each for the pages that are still missing."""
         self.ensure_open()
-        found, errors = [False] * len(hashes), list[Exception]()
+        found: list[bool | None] = [False] * len(hashes)
+        errors: list[Exception] = []
         missing = list(range(len(hashes)))
         for member in self._members:
             if not missing:
                 break
-            asked = [hashes[n] for n in missing]
+            asked, hits = [hashes[n] for n in missing], answers_of([None] * len(missing))
             with noting(errors):
                 if member is self._first:
                     hits = member.exists(space, asked)
                 else:
                     hits = member.begin_exists(space, asked).result()
-                for n in compress(missing, hits):
-                    found[n] = True
-                missing = [n for n in missing if not found[n]]
+            for at in unanswered_in(hits):
+                found[missing[at]] = None
+            for n in compress(missing, hits):
+                found[n] = True
+            missing = [n for n in missing if not found[n]]
         self._require_an_answer(errors, len(self._members))
-        return found
+        return answers_of(found)
 
     def batch_get(
         self, space: KeySpace, hashes: Sequence[str], pages: Sequence[Page]
@@ -201,11 +205,12 @@ class TieredStorage(ComposedStorage):
         call: Callable[[Sequence[str], Sequence[Page]], list[bool]],
     ) -> list[bool]:
         """Call for some of the pages. The others, which are of a wrong size, are misses and refused."""
-        answers = [False] * len(hashes)
+        answers: list[bool | None] = [False] * len(hashes)
         some = call([hashes[n] for n in fitting], [pages[n] for n in fitting])
-        for n, answer in zip(fitting, some, strict=True):
-            answers[n] = answer
-        return answers
+        unanswered = unanswered_in(some)
+        for at, (n, answer) in enumerate(zip(fitting, some, strict=True)):
+            answers[n] = None if at in unanswered else answer
+        return answers_of(answers)
 
     def _new_copier(self) -> Copier:
         return Copier(self, self._settings, self._lower, read_only=self._read_only)

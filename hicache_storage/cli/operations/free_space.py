@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from hicache_storage.cli.sizes import format_nbytes
 from hicache_storage.cli.stores import EVICT, open_before_change
-from hicache_storage.composition.parts import undivided, undivided_configs
+from hicache_storage.composition.parts import all_parts, undivided, undivided_configs
 from hicache_storage.errors import ConfigError, NoSuchStore, StorageUnavailable, shown
 from hicache_storage.page_store.frame import frame_nbytes
 from hicache_storage.scalars import expand_home, parse_nbytes
@@ -80,26 +81,53 @@ def free_nbytes(
     return found
 
 
-def free_of_whole_nbytes(
-    choice: StorageChoice, storage: HiCacheStorage, tier: str | None = None
-) -> float:
-    """Return how many bytes of pages the stores take together, each its share of them.
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """Stores that have less free space than a verb needs."""
 
-    Stores on one file system have its free space together.
+    names: str
+    """The names of the parts, several if they share a file system. "" is a store without parts."""
+    free_nbytes: int
+    needed_nbytes: int
+
+
+def largest_shortage(
+    choice: StorageChoice,
+    storage: HiCacheStorage,
+    needed: Mapping[str, int],
+    tier: str | None = None,
+) -> Shortage | None:
+    """Return what lacks the most bytes if the parts take as many as `needed`. None: all fit.
+
+    `needed` may name the whole store, as "", and parts that have parts. Each takes its share.
     """
-    shares, free = _shares(storage), free_nbytes(choice, storage, tier)
-    limits = [free[name] / share for name, share in shares.items()]
-    shares_on_device, free_on_device = dict[int, float](), dict[int, int]()
-    for name, share in shares.items():
+    stores, needed_of = {"": storage, **all_parts(storage)}, Counter[str]()
+    for name, nbytes in needed.items():
+        for below, share in _shares(stores[name], 1.0, name).items():
+            needed_of[below] += math.ceil(nbytes * share)
+    shortages = [
+        Shortage(", ".join(filter(None, names)), int(free), wanted)
+        for names, free in _limits(choice, storage, tier)
+        if (wanted := sum(needed_of[name] for name in names)) > free
+    ]
+    return max(shortages, key=lambda one: one.needed_nbytes - one.free_nbytes, default=None)
+
+
+def _limits(
+    choice: StorageChoice, storage: HiCacheStorage, tier: str | None
+) -> list[tuple[list[str], float]]:
+    """Return how many bytes stores take together, by their names: each of them, and each file system."""
+    limits = [([name], free) for name, free in free_nbytes(choice, storage, tier).items()]
+    on_device: dict[int, tuple[list[str], float]] = {}
+    for (name,), _ in limits:
         path = _fields(choice, tier, name).get("path")
         with suppress(OSError):
             if isinstance(path, str):
                 place = Path(expand_home(path))
-                device, system = place.stat().st_dev, os.statvfs(place)
-                shares_on_device[device] = shares_on_device.get(device, 0.0) + share
-                free_on_device[device] = system.f_bavail * system.f_frsize
-    limits += [free_on_device[device] / share for device, share in shares_on_device.items()]
-    return min(limits)
+                system = os.statvfs(place)
+                free = system.f_bavail * system.f_frsize
+                on_device.setdefault(place.stat().st_dev, ([], free))[0].append(name)
+    return [*limits, *on_device.values()]
 
 
 def _fields(choice: StorageChoice, tier: str | None, name: str) -> Mapping[str, object]:

@@ -24,6 +24,7 @@ from hicache_storage.cli.operations.proofs import (
     Proof,
     fault_proof,
 )
+from hicache_storage.composition.parts import misplaced, striped_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
@@ -48,6 +49,9 @@ class Verification:
     proofs: Counter[Proof] = field(default_factory=Counter[Proof])
     findings: list[Finding] = field(default_factory=list[Finding])
     """Pages that are wrong, or that cannot be read or verified."""
+    misplaced: Counter[str] = field(default_factory=Counter[str])
+    """Pages that belong in another stripe, by the name of the stripe that has them. Engines do not find
+    them there, so they are not among `proofs`."""
     nbytes: int = 0
     elapsed_s: float = 0.0
     is_done: bool = False
@@ -72,8 +76,8 @@ class Verification:
 
     @property
     def is_clean(self) -> bool:
-        """True if every existing page was verified as right."""
-        return not self.findings and not self.unreadable
+        """True if every existing page was verified as right, and is in its place."""
+        return not (self.findings or self.misplaced or self.unreadable)
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures, and each finding."""
@@ -82,6 +86,7 @@ class Verification:
             "nbytes": self.nbytes,
             "elapsed_s": self.elapsed_s,
             "proofs": {proof.value: self.proofs[proof] for proof in Proof},
+            "misplaced": dict(self.misplaced),
             "is_done": self.is_done,
             "deleted": self.deleted,
             "unreadable_spaces": [asdict(one) for one in self.unreadable],
@@ -133,12 +138,25 @@ def verify_space(
     share: float = 1.0,
     chance: Callable[[], float] = random.random,
 ) -> None:
-    """Read and verify pages of one key space. Add them to `result`."""
+    """Read and verify pages of one key space, and count misplaced ones. Add them to `result`."""
     result.add(space, [fault_proof(fault) for fault in storage.faults(space)])
+    elsewhere: set[bytes] = set()
+    for name, striped in striped_parts(storage).items():
+        for own in striped.parts():
+            for info in misplaced(striped, own, space):
+                result.misplaced[f"{name}/{own}".lstrip("/")] += 1
+                elsewhere.add(info.page_hash.encode())
     with closing(_proofs(storage, space, share, chance)) as parts:
         for proofs in parts:
             meter.advance(len(proofs), len(proofs) * space.stored_nbytes)
-            result.add(space, proofs)
+            result.add(
+                space,
+                [
+                    page
+                    for page in proofs
+                    if not (page.proof is Proof.GONE and page.page_hash.encode() in elsewhere)
+                ],
+            )
 
 
 def delete_wrong(

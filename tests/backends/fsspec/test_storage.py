@@ -31,6 +31,7 @@ from looks import look, snapshot
 from pages import blank, hash_of, page, space
 
 from hicache_storage.backend_support import registrations
+from hicache_storage.backend_support.answers import unanswered_in
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import (
     BackendNotInstalled,
@@ -701,8 +702,11 @@ class TestFailures:
             store.batch_set(SPACE, [A, B], [page(), page()])
             scripted.before_read = broken_for_a
 
-            assert [False, True] == store.batch_get(SPACE, [A, B], [blank(), blank()])
+            hits = store.batch_get(SPACE, [A, B], [blank(), blank()])
+            assert ([False, True], frozenset({0})) == (hits, unanswered_in(hits))
             assert {"io_errors": 1} == store.stats().counters
+            scripted.before_look = broken_for_a
+            assert {0} == unanswered_in(store.batch_exists(SPACE, [A, B]))
 
     def test_a_store_that_answers_nothing_is_unavailable(self, scripted: Hooks) -> None:
         with open_store("scripted://kv") as store:

@@ -14,6 +14,7 @@ from redis_servers import config_of
 from servers import RedisServer, TlsRedisServer, wait_until
 
 from hicache_storage import StorageTimeout, StorageUnavailable
+from hicache_storage.backend_support.answers import unanswered_in
 
 NBYTES = 256 << 10
 SPACE = space(page_nbytes=NBYTES)
@@ -150,6 +151,7 @@ class TestGet:
         for seed, hit in enumerate(verdicts):
             assert not hit or data[seed] == page(NBYTES, seed).tobytes()
         assert storage._counters.snapshot()["unanswered"] == verdicts.count(False)
+        assert {n for n, hit in enumerate(verdicts) if not hit} == unanswered_in(verdicts)
 
     def test_a_server_that_went_is_unavailable(
         self, storage: RedisStorage, proxy: FaultProxy

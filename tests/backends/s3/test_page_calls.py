@@ -13,6 +13,7 @@ from s3_kit import name_of
 from s3_script import END, RESET, Answer, ScriptedS3, deletion, error, listing, reply, size
 from servers import make_certificates
 
+from hicache_storage.backend_support.answers import unanswered_in
 from hicache_storage.errors import ConfigError, StorageTimeout, StorageUnavailable
 from hicache_storage.storage import PageTimes
 
@@ -308,7 +309,9 @@ class TestGet:
             targets = [blank(), blank(), blank()]
             hashes = [hash_of(1), hash_of(2), hash_of(3)]
 
-            assert store.batch_get(space(), hashes, targets) == [True, False, True]
+            hits = store.batch_get(space(), hashes, targets)
+
+            assert ([True, False, True], frozenset({1})) == (hits, unanswered_in(hits))
 
     def test_500_is_tried_again(self, server: ScriptedS3) -> None:
         with storage(server, FAULT, HIT) as store:

@@ -115,7 +115,7 @@ def test_a_dead_stripe_opens_the_page_stores_breaker_for_no_other_stripe(
 
         for _ in range(3):
             for n, is_lost in enumerate(in_dead):
-                expected = Verdict.MISS if is_lost else Verdict.OK
+                expected = Verdict.PART_UNAVAILABLE if is_lost else Verdict.OK
                 target = transfer(empty(1), FRAMED_HASHES[n : n + 1])
                 assert [[expected]] == store.load([target]).verdicts
         assert "closed" == store.breaker.state
@@ -246,6 +246,32 @@ def test_after_an_interrupt_no_stripe_uses_the_callers_pages(
 
     assert not stripes.stores["b"].gates, "the call returned before its stripe had ended"
     assert after == [target.tobytes() for target in targets]
+
+
+@pytest.mark.parametrize("call", ["get", "set"])
+def test_a_late_stripe_touches_no_page_after_the_answer(build: Build, call: str) -> None:
+    stripes = build("ab", timeout_s=0.2)
+    late = stripes.stores["b"]
+    with PageStore(stripes.storage) as store:
+        store.open_space(TARGET)
+        framed = store.framed(TARGET)
+        if call == "get":
+            store.save([transfer(filled())])
+        late.hang(call)
+        memory = empty() if call == "get" else filled()
+        (verdicts,) = (store.load if call == "get" else store.save)([transfer(memory)]).verdicts
+        assert 0 < verdicts.count(Verdict.OK) < 8
+        for one in memory:
+            one.copy_from(b"\x99" * one.nbytes)
+        late.go_on()
+        wait_until(lambda: not stripes.storage._members[1].doubtful_writes(framed.id))
+        stripes.storage.close()  # waits for the late call
+
+    assert {b"\x99" * TARGET.page_nbytes} == {one.tobytes() for one in memory}
+    for page_hash, right in zip(FRAMED_HASHES, filled(), strict=True):
+        if late.has(framed, page_hash):
+            stored = bytes(late._spaces[framed][page_hash])
+            assert stored[framed.frame_nbytes :] == right.tobytes()
 
 
 def test_nothing_is_cleared_while_a_write_that_was_given_up_runs(build: Build) -> None:

@@ -188,7 +188,7 @@ class TestDamage:
             tiers.first.damage(framed_space, HASHES[0])
             tiers.last.is_down = True
 
-            assert [Verdict.MISS] == store.load([transfer(empty(1))]).verdicts[0]
+            assert [Verdict.PART_UNAVAILABLE] == store.load([transfer(empty(1))]).verdicts[0]
 
         assert not tiers.first.has(framed_space, HASHES[0])
         assert tiers.last.has(framed_space, HASHES[0])
