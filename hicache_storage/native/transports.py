@@ -44,6 +44,7 @@ def run_exchanges(
     slots: Buffer,
     states: Buffer,
     deadline_s: float,
+    revocables: Sequence[bytearray] = (),
 ) -> int:
     """Send HTTP requests and receive their replies, one at a time on each connection.
 
@@ -63,10 +64,13 @@ def run_exchanges(
             the connection (-1: not begun), the bytes sent, the bytes received in the slot, the size of
             the head (0: incomplete) and the bytes of the page.
         deadline_s: The time of `time.monotonic` at which the call ends.
+        revocables: The state of each exchange's memory, as for `digests`: its page, or the pieces of its
+            request after the first. Each access sends or receives at most 256 KiB.
 
     Returns:
         0, or a negated errno. The verdict for an exchange is the status of its reply, 0 if it is
-        unfinished, STOPPED, STALE if its connection was not idle, or a negated errno.
+        unfinished, STOPPED, STALE if its connection was not idle, REVOKED, or a negated errno. REVOKED:
+        if anything was sent, end the connection.
     """
     raise NotImplementedError
 
