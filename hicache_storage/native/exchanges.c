@@ -139,7 +139,7 @@ static struct msghdr message_of(const exchange *one, struct iovec *iov, size_t p
     cursor at = {iov, pieces, 0};
     size_t nbytes;
     message.msg_iov = part;
-    message.msg_iovlen = pieces_take(&at, part, PIECES_A_CHUNK, CHUNK_NBYTES, &nbytes);
+    message.msg_iovlen = pieces_take(&at, part, PIECES_A_CHUNK, SENT_NBYTES, &nbytes);
     return message;
 }
 

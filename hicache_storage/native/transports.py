@@ -65,7 +65,7 @@ def run_exchanges(
             the head (0: incomplete) and the bytes of the page.
         deadline_s: The time of `time.monotonic` at which the call ends.
         revocables: The state of each exchange's memory, as for `digests`: its page, or the pieces of its
-            request after the first. Each access sends or receives at most 256 KiB.
+            request after the first. Each access moves at most 272 KiB.
 
     Returns:
         0, or a negated errno. The verdict for an exchange is the status of its reply, 0 if it is
@@ -124,7 +124,7 @@ def exchange_lines(
         window: How many requests may be under way at once, as in `fetch_bulks`.
         deadline_s: The time of `time.monotonic` after which the verdict is -ETIMEDOUT.
         states: The state of each request's memory, as for `digests`. The first and the last piece of a
-            revocable request are not revocable. Each access sends at most 256 KiB.
+            revocable request are not revocable. Each access sends at most 272 KiB.
 
     Returns:
         The verdict, all bytes that arrived, and the positions of the requests that were skipped: their
