@@ -86,7 +86,8 @@ def for_each_piece(page: Page, call: Callable[[memoryview], object]) -> None:
         for segment in page.segments:
             call(segment)
         return
-    for chunk in chunks_of(page.segments):
+    is_small = page.nbytes <= CHUNK_NBYTES
+    for chunk in (page.segments,) if is_small else chunks_of(page.segments):
         if not page.revocable.enter():
             raise RevokedError
         try:
