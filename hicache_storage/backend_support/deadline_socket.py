@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hicache_storage import native
-from hicache_storage.backend_support.revocable import within_access
+from hicache_storage.backend_support.revocable import RevokedError, within_access
 from hicache_storage.backend_support.vectored_io import IOV_MAX, pieces_after
 from hicache_storage.errors import StorageTimeout
 
@@ -171,20 +171,23 @@ class DeadlineSocket:
 
     def send_within(self, revocable: Revocable, memory: memoryview) -> bool:
         """Send all of `memory`, within accesses. Return False if it is revoked before its last byte."""
-        while memory:
-            sent = self._when(select.POLLOUT, within_access, revocable, self._socket.send, memory)
-            if sent is None:
-                return False
-            memory = memory[sent:]
+        send = self._socket.send
+        try:
+            while memory:
+                memory = memory[
+                    self._when(select.POLLOUT, within_access, revocable, send, memory) :
+                ]
+        except RevokedError:
+            return False
         return True
 
     def receive_within(self, revocable: Revocable, memory: memoryview) -> bool:
         """Fill `memory`, within accesses. If it is revoked, lose what is left, and return False."""
+        receive = self._socket.recv_into
         while memory:
-            received = self._when(
-                select.POLLIN, within_access, revocable, self._socket.recv_into, memory
-            )
-            if received is None:
+            try:
+                received = self._when(select.POLLIN, within_access, revocable, receive, memory)
+            except RevokedError:
                 self._lose(len(memory))
                 return False
             if received == 0:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from hicache_storage import native
+from hicache_storage.native.reference.revocables import CHUNK_NBYTES, chunks_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +13,17 @@ if TYPE_CHECKING:
     from hicache_storage.page import Page, Revocable
 
 _NOT_REVOCABLE = bytearray()
-_CHUNK_NBYTES = 256 << 10
+
+
+class RevokedError(Exception):
+    """The memory of a page was revoked."""
+
+
+class Lent(Protocol):
+    """A page, or anything else whose memory may be revocable."""
+
+    @property
+    def revocable(self) -> Revocable | None: ...
 
 
 class AtomicRevocable:
@@ -38,30 +49,55 @@ class AtomicRevocable:
         native.revoke_access(self.state)
 
 
-def is_revoked(page: Page) -> bool:
+def is_revoked(lent: Lent) -> bool:
     """Return True if the memory of a page was revoked."""
-    lent = page.revocable
-    if lent is None:
+    revocable = lent.revocable
+    if revocable is None:
         return False
-    if not lent.enter():
+    if not revocable.enter():
         return True
-    lent.leave()
+    revocable.leave()
     return False
 
 
 def within_access(
     revocable: Revocable, call: Callable[[memoryview], int], memory: memoryview
-) -> int | None:
-    """Make a call that does not wait on a chunk of `memory`. Return None if the memory is revoked."""
+) -> int:
+    """Make a call that does not wait on a chunk of `memory`, and return its result.
+
+    Raises:
+        RevokedError: The memory was revoked.
+    """
     if not revocable.enter():
-        return None
+        raise RevokedError
     try:
-        return call(memory[:_CHUNK_NBYTES])
+        return call(memory[:CHUNK_NBYTES])
     finally:
         revocable.leave()
 
 
-def states_of(pages: Iterable[Page]) -> Sequence[bytearray]:
+def for_each_piece(page: Page, call: Callable[[memoryview], object]) -> None:
+    """Make a call that does not wait on each piece of a page, in order, within accesses.
+
+    Raises:
+        RevokedError: The memory was revoked before the last piece.
+    """
+    if page.revocable is None:
+        for segment in page.segments:
+            call(segment)
+        return
+    is_small = page.nbytes <= CHUNK_NBYTES
+    for chunk in (page.segments,) if is_small else chunks_of(page.segments):
+        if not page.revocable.enter():
+            raise RevokedError
+        try:
+            for piece in chunk:
+                call(piece)
+        finally:
+            page.revocable.leave()
+
+
+def states_of(pages: Iterable[Lent]) -> Sequence[bytearray]:
     """Return the data plane's argument `states` for `pages`."""
     revocables = [page.revocable for page in pages]
     if revocables.count(None) == len(revocables):

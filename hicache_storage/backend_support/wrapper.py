@@ -27,8 +27,8 @@ class WrapperStorage(HiCacheStorage):
     """A storage that passes every call on to `inner`. Thread-safe.
 
     A wrapper has the capabilities of `inner`, and works in a forked child if `inner` does. A wrapper
-    that accesses pages itself must give up `revocable` (`self.narrow(revocable=False)`). Closing
-    a wrapper closes `inner`, too. `clear` calls `inner.clear`, not the wrapper's `batch_delete`.
+    that accesses pages itself does so within accesses, or gives up `revocable`. Closing a wrapper
+    closes `inner`, too. `clear` calls `inner.clear`, not the wrapper's `batch_delete`.
     """
 
     def __init__(self, inner: HiCacheStorage) -> None:

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
+#include "files.h"
 #include "sockets.h"
 
 enum { MAX_PIECES = 1024, STATUS_NBYTES = 12, MAX_DIGITS = 15, OVERLOADED = 429, FAULTS = 500, TURN_NBYTES = 1 << 20 };
@@ -123,11 +124,34 @@ static progress end(exchange *one, int64_t verdict) {
 
 static int is_blocked(int code) { return code == EAGAIN || code == EWOULDBLOCK; }
 
+static int enter(const exchange *one) { return !one->revocable || access_begin(one->revocable); }
+
+static void leave(const exchange *one) {
+    if (one->revocable)
+        access_end(one->revocable);
+}
+
+/* Return the pieces to move at once: as many as the kernel accepts, or those of one access, in `part`. */
+static struct msghdr message_of(const exchange *one, struct iovec *iov, size_t pieces, struct iovec *part) {
+    struct msghdr message = {.msg_iov = iov, .msg_iovlen = pieces < MAX_PIECES ? pieces : MAX_PIECES};
+    if (!one->revocable)
+        return message;
+    cursor at = {iov, pieces, 0};
+    size_t nbytes;
+    message.msg_iov = part;
+    message.msg_iovlen = pieces_take(&at, part, PIECES_A_CHUNK, SENT_NBYTES, &nbytes);
+    return message;
+}
+
 /* Send as much as the socket accepts. */
 static progress send_some(int fd, exchange *one) {
     exchange_state *state = one->state;
-    struct msghdr message = {.msg_iov = one->out, .msg_iovlen = one->outs < MAX_PIECES ? one->outs : MAX_PIECES};
+    struct iovec part[PIECES_A_CHUNK];
+    const struct msghdr message = message_of(one, one->out, one->outs, part);
+    if (!enter(one))
+        return end(one, REVOKED);
     const ssize_t sent = sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    leave(one);
     if (sent >= 0) {
         exchange_advance(&one->out, &one->outs, (size_t)sent, NULL);
         state->sent += sent;
@@ -178,8 +202,11 @@ static progress judge(exchange *one) {
             return end(one, STOPPED);
         }
         if (found.status == 200 && one->in_nbytes && one->has_reply_body) {
+            if (!enter(one))
+                return end(one, REVOKED);
             state->filled = state->received - state->head_nbytes;
             exchange_advance(&one->in, &one->ins, (size_t)state->filled, blank + 4);
+            leave(one);
         }
     } else if (!parse(one->slot, (size_t)state->head_nbytes - 4, &found)) {
         return end(one, STOPPED); /* the caller has changed the slot */
@@ -194,13 +221,16 @@ static progress receive_some(int fd, exchange *one) {
                         !memcmp(one->slot, "HTTP/1.1 200", STATUS_NBYTES);
     struct iovec rest = {one->slot + state->received, one->slot_nbytes - (size_t)state->received};
     struct msghdr message = {.msg_iov = &rest, .msg_iovlen = 1};
-    if (in_page) {
-        message.msg_iov = one->in;
-        message.msg_iovlen = one->ins < MAX_PIECES ? one->ins : MAX_PIECES;
-    } else if (!rest.iov_len) {
+    struct iovec part[PIECES_A_CHUNK];
+    if (in_page)
+        message = message_of(one, one->in, one->ins, part);
+    else if (!rest.iov_len)
         return end(one, STOPPED);
-    }
+    if (in_page && !enter(one))
+        return end(one, REVOKED);
     const ssize_t step = recvmsg(fd, &message, MSG_DONTWAIT);
+    if (in_page)
+        leave(one);
     if (!step)
         return end(one, STOPPED);
     if (step < 0)

@@ -17,7 +17,8 @@ typedef struct {
     int64_t filled;      /* bytes of the page */
 } exchange_state;
 
-/* STOPPED: the caller must continue from this state. STALE: the connection was not idle, and nothing was sent. */
+/* STOPPED: the caller must continue from this state. STALE: the connection was not idle, and nothing was sent. The verdict
+ * is REVOKED if the memory was revoked too early. Then end the connection, unless nothing was sent. */
 enum { STOPPED = 1, STALE = 2 };
 
 typedef struct {
@@ -28,6 +29,7 @@ typedef struct {
     struct iovec *in; /* the memory of a page; used up */
     size_t ins;
     int64_t in_nbytes;
+    uint64_t *revocable; /* the state of `in` and of the body of the request; NULL: neither is revocable */
     int has_reply_body; /* 0: a HEAD */
     char *slot;
     size_t slot_nbytes;

@@ -5,10 +5,11 @@
 
 #include "arguments.h"
 #include "exchanges.h"
+#include "module_revocables.h"
 
 /* Everything that `run_exchanges` holds during a call. */
 typedef struct {
-    batch requests, pages;
+    batch requests, pages, lent;
     Py_buffer slots, states;
     exchange *all;
     lane *lanes;
@@ -24,15 +25,17 @@ static void exchange_job_release(exchange_job *job) {
         PyBuffer_Release(&job->states);
     if (job->slots.obj)
         PyBuffer_Release(&job->slots);
+    batch_release(&job->lent);
     batch_release(&job->pages);
     batch_release(&job->requests);
 }
 
 static int exchange_job_hold(exchange_job *job, PyObject *fds, PyObject *requests, PyObject *pages, PyObject *slots,
-                             PyObject *states) {
+                             PyObject *states, PyObject *revocables) {
     memset(job, 0, sizeof *job);
     if (batch_hold(&job->requests, requests, 0) || batch_hold(&job->pages, pages, 1) ||
-        PyObject_GetBuffer(slots, &job->slots, PyBUF_CONTIG) || PyObject_GetBuffer(states, &job->states, PyBUF_CONTIG))
+        PyObject_GetBuffer(slots, &job->slots, PyBUF_CONTIG) || PyObject_GetBuffer(states, &job->states, PyBUF_CONTIG) ||
+        states_hold(&job->lent, revocables, job->pages.pages))
         return -1;
     const Py_ssize_t lane_count = PySequence_Size(fds);
     if (lane_count < 0)
@@ -77,6 +80,7 @@ static int exchange_fits(exchange_job *job, size_t index, size_t slot_nbytes) {
     one->slot = (char *)job->slots.buf + index * slot_nbytes;
     one->slot_nbytes = slot_nbytes;
     one->out_nbytes = rest_of(&job->requests, index, one->state->sent, &one->out, &one->outs);
+    one->revocable = state_at(job->lent.iov, index);
     one->in_nbytes = rest_of(&job->pages, index, one->state->filled, &one->in, &one->ins);
     const exchange_state *state = one->state;
     if (one->out_nbytes < 1 || one->in_nbytes < 0 || state->received < 0 || state->received > (int64_t)slot_nbytes ||
@@ -111,13 +115,13 @@ static int exchange_job_fits(exchange_job *job) {
 
 PyObject *run_exchanges(PyObject *module, PyObject *arguments) {
     (void)module;
-    PyObject *fds, *requests, *pages, *slots, *states;
+    PyObject *fds, *requests, *pages, *slots, *states, *lent = NULL;
     double deadline_s;
-    if (!PyArg_ParseTuple(arguments, "OOOOOd", &fds, &requests, &pages, &slots, &states, &deadline_s))
+    if (!PyArg_ParseTuple(arguments, "OOOOOd|O", &fds, &requests, &pages, &slots, &states, &deadline_s, &lent))
         return NULL;
     exchange_job job;
     PyObject *result = NULL;
-    if (!exchange_job_hold(&job, fds, requests, pages, slots, states)) {
+    if (!exchange_job_hold(&job, fds, requests, pages, slots, states, lent)) {
         if (exchange_job_fits(&job)) {
             int64_t failed;
             Py_BEGIN_ALLOW_THREADS

@@ -8,7 +8,12 @@
 
 #include "xxh3.h"
 
-enum { PIECES_A_CALL = 1024 /* the kernel accepts no more */, PIECES_A_CHUNK = 64, CHUNK_NBYTES = 256 << 10 };
+enum {
+    PIECES_A_CALL = 1024 /* the kernel accepts no more */,
+    PIECES_A_CHUNK = 64,
+    CHUNK_NBYTES = 256 << 10,
+    SENT_NBYTES = CHUNK_NBYTES + (16 << 10) /* a chunk of whole pages, and what their requests have around them */
+};
 
 /* A position in a list of pieces. */
 typedef struct {

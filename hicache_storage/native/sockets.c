@@ -296,7 +296,7 @@ static int64_t lent_send(line_exchange *all, size_t sent, size_t end) {
         cursor next = {at.piece, (size_t)(all->iov + all->first[state ? run : sent + 1] - at.piece), at.offset};
         size_t nbytes;
         struct msghdr message = {.msg_iov = part};
-        message.msg_iovlen = pieces_take(&next, part, PIECES_A_CHUNK, CHUNK_NBYTES, &nbytes);
+        message.msg_iovlen = pieces_take(&next, part, PIECES_A_CHUNK, SENT_NBYTES, &nbytes);
         const ssize_t step = sendmsg(all->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
         if (state)
             access_end(state);

@@ -44,6 +44,7 @@ def run_exchanges(
     slots: Buffer,
     states: Buffer,
     deadline_s: float,
+    revocables: Sequence[bytearray] = (),
 ) -> int:
     """Send HTTP requests and receive their replies, one at a time on each connection.
 
@@ -63,10 +64,13 @@ def run_exchanges(
             the connection (-1: not begun), the bytes sent, the bytes received in the slot, the size of
             the head (0: incomplete) and the bytes of the page.
         deadline_s: The time of `time.monotonic` at which the call ends.
+        revocables: The state of each exchange's memory, as for `digests`: its page, or the pieces of its
+            request after the first. Each access moves at most 272 KiB.
 
     Returns:
         0, or a negated errno. The verdict for an exchange is the status of its reply, 0 if it is
-        unfinished, STOPPED, STALE if its connection was not idle, or a negated errno.
+        unfinished, STOPPED, STALE if its connection was not idle, REVOKED, or a negated errno. REVOKED:
+        if anything was sent, end the connection.
     """
     raise NotImplementedError
 
@@ -120,7 +124,7 @@ def exchange_lines(
         window: How many requests may be under way at once, as in `fetch_bulks`.
         deadline_s: The time of `time.monotonic` after which the verdict is -ETIMEDOUT.
         states: The state of each request's memory, as for `digests`. The first and the last piece of a
-            revocable request are not revocable. Each access sends at most 256 KiB.
+            revocable request are not revocable. Each access sends at most 272 KiB.
 
     Returns:
         The verdict, all bytes that arrived, and the positions of the requests that were skipped: their

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from hicache_storage import native
 from hicache_storage.backend_support.copies import new_memory
+from hicache_storage.backend_support.revocable import RevokedError
 from hicache_storage.page_store.frame import FramedPage, frame_nbytes
 from hicache_storage.page_store.page_memory import PageMemory, stride_nbytes
 
@@ -32,10 +33,6 @@ _MAX_PRIVATE_NBYTES = 16 << 20
 # The limit of the private memory leaves room for this many storage calls at the same time.
 _PRIVATE_CALLS = 8
 _UNHASHED = -1
-
-
-class RevokedError(Exception):
-    """The call of the page store has ended, so the caller's memory is not lent any more."""
 
 
 class NoMemoryError(Exception):

@@ -18,7 +18,7 @@ from hicache_storage.backend_support.answers import PartialAnswers, unanswered_i
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.executor import DaemonExecutor, when_all_done
-from hicache_storage.backend_support.revocable import AtomicRevocable
+from hicache_storage.backend_support.revocable import AtomicRevocable, RevokedError
 from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
 from hicache_storage.page_store.begun import Calls, Waiting
 from hicache_storage.page_store.breaker import Breakers
@@ -26,7 +26,7 @@ from hicache_storage.page_store.call_durations import CallDurations
 from hicache_storage.page_store.call_guard import CallGuard
 from hicache_storage.page_store.counters import nbytes_counter, pages_counter
 from hicache_storage.page_store.frame import Framing, completed_checksums
-from hicache_storage.page_store.loans import Loan, Loans, NoMemoryError, RevokedError
+from hicache_storage.page_store.loans import Loan, Loans, NoMemoryError
 from hicache_storage.page_store.results import Outcome, Verdict
 from hicache_storage.page_store.splitting import LatencyEstimator, even_cuts, piece_count
 from hicache_storage.page_store.state_log import StateLog

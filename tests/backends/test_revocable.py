@@ -31,6 +31,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "hf3fs-direct": ("hf3fs", {"direct": True}),
     "hf3fs-mount": ("hf3fs", {"direct": False}),
     "memory": ("memory", {}),
+    "encrypted": (
+        "encrypted",
+        {"backend": "memory", "keys": {"a": {"env": "A_KEY"}}, "current_key": "a", "name_key": "a"},
+    ),
 }
 lent = partial(lent_page, NBYTES)
 
@@ -39,9 +43,9 @@ def _is_not_local(_: str) -> bool:
     return False
 
 
-def opened(root: Path, backend: str, **config: Any) -> HiCacheStorage:
-    place = {} if backend == "memory" else {"path": str(root)}
-    storage = open_storage(backend, {**place, **config})
+def opened(root: Path, kind: str, **config: Any) -> HiCacheStorage:
+    place = {} if kind in ("memory", "encrypted") else {"path": str(root)}
+    storage = open_storage(kind, {**place, **config})
     storage.open_space(SPACE)
     return storage
 
@@ -52,8 +56,9 @@ def storage(
 ) -> Iterator[HiCacheStorage]:
     if request.param == "hf3fs-mount":  # a failed write may be carried out later there
         monkeypatch.setattr(hf3fs_reader, "is_local", _is_not_local)
-    backend, config = KINDS[request.param]
-    with opened(root, backend, **config) as storage:
+    monkeypatch.setenv("A_KEY", "41" * 32)
+    kind, config = KINDS[request.param]
+    with opened(root, kind, **config) as storage:
         yield storage
 
 
@@ -77,6 +82,7 @@ def test_revocable_pages_are_stored_and_read(storage: HiCacheStorage) -> None:
     ]
 
 
+@pytest.mark.parametrize("storage", [kind for kind in KINDS if kind != "encrypted"], indirect=True)
 def test_a_revocable_page_gets_its_digest(storage: HiCacheStorage) -> None:
     plain = Page(bytearray(NBYTES))
     storage.batch_set(SPACE, HASHES[:1], [lent(0)])

@@ -461,6 +461,15 @@ def test_lists_of_other_lengths_are_refused(pair: tuple[socket.socket, socket.so
             compiled.run_exchanges(*arguments, soon())
 
 
+def test_states_that_do_not_fit_are_refused(pair: tuple[socket.socket, socket.socket]) -> None:
+    batch = Batch([[GET]], [[]])
+    for states in ([bytearray(8)] * 2, [bytearray(7)]):
+        with pytest.raises(ValueError, match=r"do not fit together|8 aligned bytes"):
+            compiled.run_exchanges(
+                [pair[0].fileno()], [[GET]], [[]], batch.slots, batch.states, soon(), states
+            )
+
+
 def test_no_requests_take_no_time() -> None:
     assert compiled.run_exchanges([], [], [], bytearray(), array("q"), soon()) == 0
 

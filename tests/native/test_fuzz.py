@@ -21,8 +21,6 @@ NATIVE = Path(native.__file__).parent
 INPUTS = os.environ.get("FUZZ_INPUTS", "200000")
 SEED = os.environ.get("FUZZ_SEED", "0")
 HARNESSES = ("bulk_replies", "http_replies", "page_files", "reply_lines")
-HASHING = ("bulk_replies", "page_files", "reply_lines")
-"""The harnesses that need xxh3."""
 COMPILER = os.environ.get("CC", "cc")
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
@@ -63,7 +61,7 @@ def needs_a_compiler(tmp_path_factory: pytest.TempPathFactory) -> None:
 def built(harness: str, sources: Path, folder: Path) -> Path:
     """Compile a harness with the data plane in `sources`."""
     program = folder / harness
-    parts = (FUZZ / f"{harness}.c", *([hashes(folder.parent)] if harness in HASHING else []))
+    parts = (FUZZ / f"{harness}.c", hashes(folder.parent))
     compile_to(program, *parts, f"-I{sources}")
     return program
 
@@ -144,6 +142,13 @@ def test_no_input_is_misjudged(harness: str, tmp_path: Path) -> None:
             "return !found->is_encoded++;",
             "return 1;",
             id="a chunked reply is taken for a page",
+        ),
+        pytest.param(
+            "http_replies",
+            "exchanges.c",
+            "return !one->revocable || access_begin(one->revocable);",
+            "return !one->revocable || access_begin(one->revocable) + 1;",
+            id="memory that was revoked is used",
         ),
         pytest.param(
             "reply_lines",

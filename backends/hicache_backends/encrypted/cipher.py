@@ -15,8 +15,12 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from hicache_storage.backend_support.revocable import for_each_piece
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from hicache_storage.page import Page
 
 NONCE_NBYTES = 24
 TAG_NBYTES = 16
@@ -80,45 +84,46 @@ def random_nonces(count: int) -> list[bytes]:
     return [drawn[n : n + NONCE_NBYTES] for n in range(0, len(drawn), NONCE_NBYTES)]
 
 
-def seal(
-    message: MessageKey, about: bytes, segments: Sequence[memoryview], target: memoryview
-) -> bytes:
-    """Encrypt `segments` in order into `target`, which is as large as they are together.
+def seal(message: MessageKey, about: bytes, page: Page, target: memoryview) -> bytes:
+    """Encrypt a page into `target`, which is as large. Return the tag, which also covers `about`.
 
-    Return the tag, which also covers `about`.
+    Raises:
+        RevokedError: The memory of the page was revoked.
     """
     encryptor = Cipher(algorithms.AES256(message.key), modes.GCM(message.nonce)).encryptor()
     encryptor.authenticate_additional_data(about)
-    start = 0
-    for segment in segments:
-        end = start + segment.nbytes
-        encryptor.update_into(segment, target[start:end])
-        start = end
+    next_of = _cut(target)
+    for_each_piece(page, lambda piece: encryptor.update_into(piece, next_of(piece.nbytes)))
     encryptor.finalize()
     return encryptor.tag
 
 
-def unseal(
-    message: MessageKey,
-    about: bytes,
-    tag: bytes,
-    source: memoryview,
-    segments: Sequence[memoryview],
-) -> bool:
-    """Decrypt `source` into `segments`, which are together as large as `source`.
+def unseal(message: MessageKey, about: bytes, tag: bytes, source: memoryview, page: Page) -> bool:
+    """Decrypt `source` into a page, which is as large.
 
-    Return False if `source`, the tag or `about` differs from what was sealed. Do not use the
-    segments then.
+    Return False if `source`, the tag or `about` differs from what was sealed. Do not use the page then.
+
+    Raises:
+        RevokedError: The memory of the page was revoked.
     """
     decryptor = Cipher(algorithms.AES256(message.key), modes.GCM(message.nonce, tag)).decryptor()
     decryptor.authenticate_additional_data(about)
-    start = 0
-    for segment in segments:
-        end = start + segment.nbytes
-        decryptor.update_into(source[start:end], segment)
-        start = end
+    next_of = _cut(source)
+    for_each_piece(page, lambda piece: decryptor.update_into(next_of(piece.nbytes), piece))
     try:
         decryptor.finalize()
     except InvalidTag:
         return False
     return True
+
+
+def _cut(memory: memoryview) -> Callable[[int], memoryview]:
+    """Return a function that returns the next bytes of `memory`, as many as it is told."""
+    start = 0
+
+    def next_of(nbytes: int) -> memoryview:
+        nonlocal start
+        start += nbytes
+        return memory[start - nbytes : start]
+
+    return next_of

@@ -7,6 +7,7 @@ import os
 import stat
 import threading
 from concurrent.futures import Future
+from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from functools import lru_cache
@@ -38,6 +39,7 @@ from hicache_storage.backend_support.copies import copy_revocable
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.backend_support.page_buffers import PageBuffers
+from hicache_storage.backend_support.revocable import RevokedError, is_revoked
 from hicache_storage.backend_support.wrapper import WrapperStorage
 from hicache_storage.errors import ConfigError, HiCacheError, StorageTimeout
 from hicache_storage.page import Page
@@ -99,6 +101,7 @@ class EncryptedStorage(WrapperStorage):
         shared=True,
         enumerable=True,
         bounded=True,
+        revocable=True,
     )
 
     def __init__(
@@ -132,7 +135,12 @@ class EncryptedStorage(WrapperStorage):
     def _wrap(self, inner: HiCacheStorage) -> None:
         """Pass calls on to `inner`, and claim what it claims."""
         super().__init__(inner)
-        self.narrow(**_narrowed(inner.capabilities, self._header_nbytes))
+        self.narrow(**_own_claims(inner.capabilities, self._header_nbytes))
+
+    @property
+    def _widest_capabilities(self) -> Capabilities:
+        inner = self.inner.capabilities
+        return replace(inner, revocable=inner.scatter_gather)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -162,7 +170,7 @@ class EncryptedStorage(WrapperStorage):
     def would_claim(cls, config: Mapping[str, Any]) -> Capabilities:
         inner_class, fields = _inner(EncryptedSettings.parse("encrypted", config))
         inner = inner_class.would_claim(fields)
-        return replace(inner, **_narrowed(inner, header_nbytes(inner.alignment)))
+        return replace(inner, **_own_claims(inner, header_nbytes(inner.alignment)))
 
     # --- pages -----------------------------------------------------------------------------------
 
@@ -218,13 +226,16 @@ class EncryptedStorage(WrapperStorage):
             if page.nbytes == space.stored_nbytes and name not in refused
         ]
         with self._buffers.lend(len(hashes), sealed.inner.stored_nbytes) as targets:
-            count = self._seal_pages(
+            places = self._seal_pages(
                 sealed, [hashes[n] for n in fitting], [pages[n] for n in fitting], targets, deadline
             )
-            done = fitting[:count]
-            answers = self.inner.batch_set(sealed.inner, [names[n] for n in done], targets[:count])
+            done = [fitting[place] for place in places]
+            answers = self.inner.batch_set(
+                sealed.inner, [names[n] for n in done], [targets[place] for place in places]
+            )
         verdicts = dict(zip(done, answers, strict=True))
-        self._counters.add("refused_unsealed", len(hashes) - len(done))
+        left = set(range(len(hashes))).difference(done)
+        self._counters.add("refused_unsealed", sum(not is_revoked(pages[n]) for n in left))
         self._unknown.difference_update(names[n] for n, stored in verdicts.items() if stored)
         return [verdicts.get(n, False) for n in range(len(hashes))]
 
@@ -345,19 +356,22 @@ class EncryptedStorage(WrapperStorage):
         pages: Sequence[Page],
         targets: Sequence[Page],
         deadline: Deadline,
-    ) -> int:
-        """Seal pages into the first targets until the deadline. Return how many were sealed."""
+    ) -> list[int]:
+        """Seal pages into their targets until the deadline. Return the positions of those sealed."""
         key_id = self._settings.current_key
         nonces = random_nonces(len(hashes))
         messages = self._keys[key_id].message_keys(nonces)
+        done: list[int] = []
         for n, (page_hash, nonce, message) in enumerate(zip(hashes, nonces, messages, strict=True)):
             if deadline.passed():
-                return n
+                break
             header, body = self._split(targets[n].segments[0])
             write_header(header, key_id, nonce)
             about = authenticated(header, sealed.identity(page_hash))
-            write_tag(header, seal(message, about, pages[n].segments, body))
-        return len(hashes)
+            with suppress(RevokedError):
+                write_tag(header, seal(message, about, pages[n], body))
+                done.append(n)
+        return done
 
     def _read_pages(
         self,
@@ -406,24 +420,20 @@ class EncryptedStorage(WrapperStorage):
             head, body = self._split(source)
             if page.nbytes != body.nbytes or deadline.passed():
                 verdicts.append(None)
-            elif header is not None and message is None:
+                continue
+            why = "it is not a page that was sealed under this name"
+            verdict: _Verdict = PageFault(page_hash, _NOT_AUTHENTIC, why)
+            if header is not None and message is None:
                 why = f"its key {header.key_id!r} is not listed"
-                verdicts.append(PageFault(page_hash, _UNKNOWN_KEY, why))
-            elif (
-                header is not None
-                and message is not None
-                and unseal(
-                    message,
-                    authenticated(head, sealed.identity(page_hash)),
-                    header.tag,
-                    body,
-                    page.segments,
-                )
-            ):
-                verdicts.append(True)
-            else:
-                why = "it is not a page that was sealed under this name"
-                verdicts.append(PageFault(page_hash, _NOT_AUTHENTIC, why))
+                verdict = PageFault(page_hash, _UNKNOWN_KEY, why)
+            elif header is not None and message is not None:
+                about = authenticated(head, sealed.identity(page_hash))
+                try:
+                    if unseal(message, about, header.tag, body, page):
+                        verdict = True
+                except RevokedError:
+                    verdict = False
+            verdicts.append(verdict)
         return verdicts
 
     def _message_keys(self, headers: Sequence[Header | None]) -> list[MessageKey | None]:
@@ -629,10 +639,10 @@ def _undivided(storage: HiCacheStorage) -> list[HiCacheStorage]:
     return [store for part in parts for store in _undivided(part)] or [storage]
 
 
-def _narrowed(inner: Capabilities, header_nbytes: int) -> dict[str, Any]:
-    """Return the claims that are less than those of the wrapped backend."""
-    # pages are encrypted and decrypted in place, and what is stored is not the page that was given
-    claims: dict[str, Any] = {"revocable": False, "keeps_given": False}
+def _own_claims(inner: Capabilities, header_nbytes: int) -> dict[str, Any]:
+    """Return the claims that differ from those of the wrapped backend."""
+    # only this storage accesses the pages themselves, and what is stored is not the page that was given
+    claims: dict[str, Any] = {"revocable": inner.scatter_gather, "keeps_given": False}
     most = inner.max_page_nbytes
     if most is not None:
         claims["max_page_nbytes"] = max(1, most - header_nbytes)

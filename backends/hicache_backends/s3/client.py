@@ -13,6 +13,7 @@ from hicache_backends.s3.exchange import Call, Exchange, Pause
 from hicache_backends.s3.losses import CallFailed, Loss, ReplyLost
 from hicache_backends.s3.signing import EMPTY_SHA256, UNSIGNED_PAYLOAD, Signer
 from hicache_storage.backend_support.fork_local import ForkLocal
+from hicache_storage.backend_support.revocable import RevokedError, for_each_piece
 from hicache_storage.backend_support.tls_failures import tls_failure
 from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from hicache_backends.s3.settings import S3Settings
     from hicache_storage.backend_support.counters import Counters
     from hicache_storage.backend_support.deadline import Deadline
+    from hicache_storage.page import Page
 
 T = TypeVar("T")
 
@@ -106,14 +108,16 @@ class Client:
         name: str,
         headers: Mapping[str, str],
         *,
-        body: Sequence[memoryview] | None = None,
-        into: Sequence[memoryview] = (),
-        into_nbytes: int = 0,
+        body: Page | None = None,
+        into: Page | None = None,
         is_common: bool = True,
     ) -> Request:
         """Return a signed request for an object.
 
         `is_common`: many requests share this `headers` object, which must not change.
+
+        Raises:
+            RevokedError: The memory of `body` was revoked.
         """
         payload = EMPTY_SHA256 if body is None else UNSIGNED_PAYLOAD
         head_of = self._signer.common_head if is_common else self._signer.head
@@ -125,14 +129,16 @@ class Client:
             headers,
             keys=self._credentials.get().keys,
             payload_sha256=payload,
-            body_nbytes=None if body is None else sum(map(len, body)),
+            body_nbytes=None if body is None else body.nbytes,
         )
+        page = into or body
         return Request(
             head=head,
-            body=body or (),
+            body=() if body is None else body.segments,
             has_reply_body=method != "HEAD",
-            into=into,
-            into_nbytes=into_nbytes,
+            into=() if into is None else into.segments,
+            into_nbytes=0 if into is None else into.nbytes,
+            revocable=None if page is None else page.revocable,
         )
 
     def prepared_request(
@@ -160,11 +166,13 @@ class Client:
 
         Raises:
             CallFailed: No reply arrived.
+            RevokedError: The memory of the page was revoked before the end of the first attempt.
         """
         in_doubt = False
         pause_s = 0.0
         was_repeated = False
         refused: ReplyLost | None = None
+        last: Answer | CallFailed | None = None
         for attempt in range(1, self._settings.max_attempts + 1):
             is_last = attempt == self._settings.max_attempts
             try:
@@ -175,16 +183,22 @@ class Client:
             except ReplyLost as lost:
                 in_doubt = in_doubt or was_repeated or lost.was_sent
                 self.counters.add(lost.loss.value)
+                last = CallFailed(self._error_of(_reason(lost, refused)), in_doubt=in_doubt)
                 if is_last or lost.loss is Loss.LATE:
-                    raise CallFailed(
-                        self._error_of(_reason(lost, refused)), in_doubt=in_doubt
-                    ) from None
+                    raise last from None
                 refused = lost if lost.loss is Loss.UNREACHABLE else None
                 pause_s = _pause_s(attempt)
+            except RevokedError:
+                if isinstance(last, CallFailed):
+                    raise last from None
+                if last is None:
+                    raise
+                return last
             else:
                 was_repeated = was_repeated or was_sent_before
+                last = Answer(reply, in_doubt, was_repeated)
                 if not self._is_transient(reply) or is_last:
-                    return Answer(reply, in_doubt, was_repeated)
+                    return last
                 in_doubt = in_doubt or reply.status in _GATEWAY_ERRORS
                 pause_s = _pause_s(attempt) * (4 if reply.status in OVERLOADED else 1)
         raise AssertionError("max_attempts is at least 1")
@@ -224,6 +238,7 @@ class Client:
         that, too.
         """
         was_sent_before = False
+        stale: ReplyLost | None = None
         while True:
             try:
                 reply = yield make()
@@ -231,7 +246,12 @@ class Client:
                 was_sent_before = lost.was_sent = was_sent_before or lost.was_sent
                 if not lost.is_stale:
                     raise
+                stale = lost
                 self.counters.add("reconnects")
+            except RevokedError:
+                if stale is None or not was_sent_before:
+                    raise
+                raise stale from None
             else:
                 assert reply is not None
                 return reply, was_sent_before
@@ -312,8 +332,7 @@ def _pause_s(attempt: int) -> float:
     return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** (attempt - 1))
 
 
-def _sha256(body: Sequence[memoryview]) -> str:
+def _sha256(body: Page) -> str:
     digest = sha256()
-    for part in body:
-        digest.update(part)
+    for_each_piece(body, digest.update)
     return digest.hexdigest()

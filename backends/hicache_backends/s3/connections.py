@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from hicache_backends.s3.replies import SCRATCH_NBYTES, Malformed, ReplyReader
 from hicache_storage import native
+from hicache_storage.backend_support.revocable import within_access
 from hicache_storage.backend_support.shared_resource import CallGate
 from hicache_storage.backend_support.vectored_io import IOV_MAX, pieces_after
 from hicache_storage.errors import StorageClosed, StorageTimeout
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from hicache_backends.s3.addresses import Address, Addresses
     from hicache_backends.s3.replies import Reply
     from hicache_storage.backend_support.deadline import Deadline
+    from hicache_storage.page import Revocable
 
 _BOTH = select.POLLIN | select.POLLOUT
 _TURN_NBYTES = 4 << 20
@@ -46,12 +48,14 @@ class Request:
     """False for a HEAD."""
     into: Sequence[memoryview] = ()
     into_nbytes: int = 0
+    revocable: Revocable | None = None
+    """Permission to access the memory of `body` and `into`."""
 
 
 class Connection:
     """A socket that carries one request at a time. One thread uses it at a time.
 
-    A method may raise OSError or `Malformed`. After either one, close the connection.
+    A method may raise OSError, `Malformed` or `RevokedError`. After any of them, close the connection.
     """
 
     def __init__(self, address: Address, tls: ssl.SSLContext | None, host: str) -> None:
@@ -60,6 +64,7 @@ class Connection:
         self._scratch = bytearray(SCRATCH_NBYTES)
         self._unsent: list[memoryview] = []
         self._reader: ReplyReader | None = None
+        self._revocable: Revocable | None = None
         self._cannot_send = False
         self._events = select.POLLOUT
         self.is_connected = False
@@ -163,12 +168,14 @@ class Connection:
         self._socket.close()
 
     def _expect(self, request: Request) -> ReplyReader:
+        self._revocable = request.revocable
         self._unsent = [memoryview(request.head), *request.body]
         self._reader = ReplyReader(
             self._scratch,
             has_body=request.has_reply_body,
             into=request.into,
             into_nbytes=request.into_nbytes,
+            revocable=request.revocable,
         )
         return self._reader
 
@@ -219,7 +226,9 @@ class Connection:
         left = _TURN_NBYTES
         try:
             while self._unsent and left > 0:
-                if isinstance(self._socket, ssl.SSLSocket):
+                if self._revocable is not None:
+                    sent = within_access(self._revocable, self._socket.send, self._unsent[0])
+                elif isinstance(self._socket, ssl.SSLSocket):
                     sent = self._socket.send(self._unsent[0])
                 else:
                     sent = self._socket.sendmsg(self._unsent[:IOV_MAX])
@@ -250,7 +259,9 @@ class Connection:
     def _receive_into(self, reader: ReplyReader) -> tuple[int, bool]:
         """Receive once. Return the number of bytes, and whether there may be more."""
         buffers = reader.buffers()
-        if len(buffers) == 1 or isinstance(self._socket, ssl.SSLSocket):
+        if self._revocable is not None and reader.fills_page:
+            taken = within_access(self._revocable, self._socket.recv_into, buffers[0])
+        elif len(buffers) == 1 or isinstance(self._socket, ssl.SSLSocket):
             taken = self._socket.recv_into(buffers[0])
         else:
             taken = self._socket.recvmsg_into(buffers[:IOV_MAX])[0]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from hicache_backends.s3.replies import Reply
 from hicache_storage import native
+from hicache_storage.backend_support.revocable import states_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,6 +90,7 @@ def carry(
         slots,
         states,
         until_s,
+        states_of(requests),
     )
     if failed:
         raise OSError(-failed, os.strerror(-failed))

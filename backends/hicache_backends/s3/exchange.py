@@ -2,6 +2,7 @@
 
 A call is a generator for one page: it yields requests and pauses, and receives replies. No thread
 is started, so none can be left over, and no buffer is touched after the storage call has ended.
+Memory that is revoked while a request uses it ends the call for its page, and the connection.
 
 The compiled data plane carries requests over plain sockets: one call carries all that are ready,
 and waits without the interpreter lock. It stops at a request whose reply is not plain. Then Python
@@ -17,6 +18,7 @@ import select
 import ssl
 import time
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
@@ -26,6 +28,7 @@ from hicache_backends.s3.data_plane import Progress, carry
 from hicache_backends.s3.losses import CallFailed, Loss, ReplyLost
 from hicache_backends.s3.replies import Malformed, Reply, Truncated
 from hicache_storage import native
+from hicache_storage.backend_support.revocable import RevokedError, is_revoked
 from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
@@ -213,6 +216,11 @@ class Exchange:
             connection.is_connected = connection.was_used = True
             self._resume_call(flight.number, lambda call: call.send(progress.reply()))
             return
+        if progress.verdict == native.REVOKED:
+            if progress.sent:
+                connection.close()
+            self._resume_call(flight.number, _revoke)
+            return
         if progress.verdict == native.STALE and connection.was_used:
             connection.close()
             heapq.heappush(self._ready, (flight.number, flight.request))
@@ -254,6 +262,10 @@ class Exchange:
         wanted = connection.events
         try:
             reply = step()
+        except RevokedError:
+            self._end_request(flight)
+            connection.close()
+            self._resume_call(flight.number, _revoke)
         except Truncated as error:
             self._fail_request(flight, Loss.TRUNCATED, str(error))
         except Malformed as error:
@@ -276,6 +288,9 @@ class Exchange:
     # --- requests ------------------------------------------------------------------------------------
 
     def _begin_request(self, number: int, request: Request) -> None:
+        if is_revoked(request):
+            self._resume_call(number, _revoke)
+            return
         is_native = self._connections.is_compiled and not self._python_count
         address: Address | None = None
         try:
@@ -306,7 +321,8 @@ class Exchange:
     ) -> None:
         connection = flight.connection
         if flight.progress is not None:
-            _resumed(flight, flight.progress)  # updates what is read below
+            with suppress(RevokedError):
+                _resumed(flight, flight.progress)  # updates what is read below
         self._end_request(flight)
         connection.close()
         if flight.address is not None and not connection.is_connected:
@@ -334,6 +350,8 @@ class Exchange:
             step = resume(self._calls[number])
         except StopIteration as end:
             self._outcomes[number] = end.value
+        except RevokedError:  # a miss, or not stored
+            self._outcomes[number] = False
         except CallFailed as failed:
             self._outcomes[number] = failed
         except HiCacheError as error:
@@ -343,6 +361,10 @@ class Exchange:
                 heapq.heappush(self._ready, (number, step))
             else:
                 heapq.heappush(self._paused, (self._now_s + step.seconds, number))
+
+
+def _revoke(call: Call[Any]) -> Request | Pause:
+    return call.throw(RevokedError)
 
 
 def _resumed(flight: _InFlight, progress: Progress) -> Reply | None:

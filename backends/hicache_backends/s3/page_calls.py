@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 from hicache_backends.s3.client import FAULTS
 from hicache_backends.s3.losses import CallFailed
+from hicache_storage.backend_support.revocable import for_each_piece
 from hicache_storage.errors import StorageTimeout, StorageUnavailable
 from hicache_storage.page import Page
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from hicache_backends.s3.client import Answer, Client
     from hicache_backends.s3.exchange import Call
@@ -32,7 +33,10 @@ _CRC32 = "x-amz-checksum-crc32"
 
 
 class PageCalls:
-    """The calls for single pages, by object name. Thread-safe."""
+    """The calls for single pages, by object name. Thread-safe.
+
+    A call raises RevokedError if the memory of its page was revoked too early.
+    """
 
     def __init__(self, client: Client, settings: S3Settings, *, heals: bool = True) -> None:
         self._client = client
@@ -87,14 +91,7 @@ class PageCalls:
         raise self._client.refusal(reply)
 
     def _read_page(self, name: str, page: Page) -> Call[Reply]:
-        make = partial(
-            self._client.object_request,
-            "GET",
-            name,
-            self._page_headers,
-            into=page.segments,
-            into_nbytes=page.nbytes,
-        )
+        make = partial(self._client.object_request, "GET", name, self._page_headers, into=page)
         return (yield from self._client.send(make)).reply
 
     def set(self, name: str, page: Page) -> Call[bool]:
@@ -131,7 +128,7 @@ class PageCalls:
     def write(self, name: str, data: bytes) -> Call[None]:
         """Store a small object."""
         make = partial(
-            self._client.object_request, "PUT", name, self._write_headers, body=[memoryview(data)]
+            self._client.object_request, "PUT", name, self._write_headers, body=Page(data)
         )
         reply = (yield from self._client.send(make)).reply
         if reply.status not in _WRITTEN:
@@ -143,14 +140,14 @@ class PageCalls:
         is_conditional = if_absent and self._is_conditional
         headers = self._conditional_headers if is_conditional else self._write_headers
         if self._has_checksums:
-            checksum = {_CRC32: _crc32(page.segments)}
+            checksum = {_CRC32: _crc32(page)}
             headers = {**headers, "x-amz-sdk-checksum-algorithm": "CRC32", **checksum}
         make = partial(
             self._client.object_request,
             "PUT",
             name,
             headers,
-            body=page.segments,
+            body=page,
             is_common=not self._has_checksums,
         )
         try:
@@ -259,11 +256,15 @@ def _is_crc_right(page: Page, reply: Reply) -> bool:
     """
     expected = reply.headers.get(_CRC32, "-")
     is_of_parts = reply.headers.get("x-amz-checksum-type", "FULL_OBJECT") != "FULL_OBJECT"
-    return is_of_parts or "-" in expected or expected == _crc32(page.segments)
+    return is_of_parts or "-" in expected or expected == _crc32(page)
 
 
-def _crc32(segments: Sequence[memoryview]) -> str:
+def _crc32(page: Page) -> str:
     value = 0
-    for segment in segments:
-        value = zlib.crc32(segment, value)
+
+    def add(piece: memoryview) -> None:
+        nonlocal value
+        value = zlib.crc32(piece, value)
+
+    for_each_piece(page, add)
     return b64encode(value.to_bytes(4, "big")).decode()

@@ -10,8 +10,12 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hicache_storage.backend_support.revocable import within_access
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from hicache_storage.page import Revocable
 
 _STATUS_LINE = re.compile(r"HTTP/1\.(?P<minor>[01]) (?P<status>[1-5][0-9]{2})(?: .*)?")
 _LENGTH = re.compile(r"[0-9]{1,15}")
@@ -80,6 +84,7 @@ class ReplyReader:
         "_into",
         "_into_nbytes",
         "_is_chunked",
+        "_revocable",
         "_scratch",
         "_used",
         "_views",
@@ -89,7 +94,13 @@ class ReplyReader:
     )
 
     def __init__(
-        self, scratch: bytearray, *, has_body: bool, into: Sequence[memoryview], into_nbytes: int
+        self,
+        scratch: bytearray,
+        *,
+        has_body: bool,
+        into: Sequence[memoryview],
+        into_nbytes: int,
+        revocable: Revocable | None = None,
     ) -> None:
         self.reply: Reply | None = None
         self.reusable = False
@@ -100,6 +111,7 @@ class ReplyReader:
         self._has_body = has_body
         self._into = into
         self._into_nbytes = into_nbytes
+        self._revocable = revocable
         self._used = 0
         self._head: Reply | None = None
         self._views: list[memoryview] = []
@@ -114,11 +126,17 @@ class ReplyReader:
         """Return the memory for the next bytes. It is empty only after the end of the reply."""
         return self._views or [memoryview(self._scratch)[self._used :]]
 
+    @property
+    def fills_page(self) -> bool:
+        """True if `buffers` are memory of the page."""
+        return bool(self._views)
+
     def received(self, nbytes: int) -> None:
         """Parse `nbytes` that were received into `buffers`. 0 means the end of the connection.
 
         Raises:
             Malformed: The bytes can't become a reply.
+            RevokedError: The memory of the page was revoked.
             ConnectionResetError: The connection ended before its first byte.
         """
         if not nbytes:
@@ -156,7 +174,11 @@ class ReplyReader:
         self._head = head
         self._frame(head, headers)
         if self.reply is None and self._views:
-            self._fill_page(rest)
+            data = memoryview(rest)
+            if self._revocable is None:
+                self._fill_page(data)
+            else:
+                within_access(self._revocable, self._fill_page, data)
         elif self.reply is None:
             self._take_body(memoryview(rest))
         elif rest:
@@ -189,9 +211,9 @@ class ReplyReader:
         elif self._body_left == 0:
             self._finish()
 
-    def _fill_page(self, data: bytes) -> None:
-        """Copy the bytes that came with the head into the page."""
-        rest = memoryview(data)
+    def _fill_page(self, data: memoryview) -> int:
+        """Copy the bytes that came with the head into the page. Return how many they were."""
+        rest = data
         while rest and self._views:
             view = self._views[0]
             step = min(len(rest), len(view))
@@ -200,6 +222,7 @@ class ReplyReader:
             self._take_page(step)
         if rest:
             self.reusable = False
+        return len(data)
 
     def _take_page(self, nbytes: int) -> None:
         views, done = self._views, 0

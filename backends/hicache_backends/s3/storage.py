@@ -76,6 +76,7 @@ class S3Storage(HiCacheStorage):
         max_batch=_MAX_BATCH,
         max_page_nbytes=_LARGEST_PUT_NBYTES,
         bounded=True,
+        revocable=True,
     )
     usable_after_fork = True
 

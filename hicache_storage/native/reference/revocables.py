@@ -146,7 +146,7 @@ def read_revocable(
     hashed = xxhash.xxh3_64()
     offset = 0
     scratch = memoryview(bytearray(CHUNK_NBYTES))
-    for chunk in _chunks(page):
+    for chunk in chunks_of(page):
         part = scratch[: nbytes_of(chunk)]
         if move_all(move, fd, [part], part.nbytes, offset) < part.nbytes:
             return None
@@ -166,7 +166,7 @@ def write_revocable(
     """
     offset = 0
     scratch = memoryview(bytearray(CHUNK_NBYTES))
-    for chunk in _chunks(page):
+    for chunk in chunks_of(page):
         part = scratch[: nbytes_of(chunk)]
         _copy(state, chunk, part, writing=True)
         move_all(move, fd, [part], part.nbytes, offset)
@@ -182,7 +182,7 @@ def copy_page(state: bytearray, page: Pieces, memory: memoryview, *, writing: bo
         RevokedError: The memory of the page was revoked.
     """
     start = 0
-    for chunk in _chunks(page):
+    for chunk in chunks_of(page):
         part = memory[start : start + nbytes_of(chunk)]
         _copy(state, chunk, part, writing=writing)
         start += part.nbytes
@@ -190,7 +190,7 @@ def copy_page(state: bytearray, page: Pieces, memory: memoryview, *, writing: bo
 
 def _digest(page: Pieces, state: bytearray) -> int | None:
     hashed = xxhash.xxh3_64()
-    for chunk in _chunks(page):
+    for chunk in chunks_of(page):
         if not begin_access(state):
             return None
         try:
@@ -205,7 +205,7 @@ def _copied(target: Pieces, source: Pieces, state: bytearray, skip: int) -> tupl
     rest = [memoryview(piece).cast("B") for piece in source]
     hashed = xxhash.xxh3_64()
     start = 0
-    for chunk in _chunks(target):
+    for chunk in chunks_of(target):
         if state and not begin_access(state):
             return REVOKED, 0
         try:
@@ -220,7 +220,7 @@ def _copied(target: Pieces, source: Pieces, state: bytearray, skip: int) -> tupl
     return HIT, hashed.intdigest() if skip >= 0 else 0
 
 
-def _chunks(page: Pieces) -> Iterator[list[memoryview]]:
+def chunks_of(page: Pieces) -> Iterator[list[memoryview]]:
     """Yield a page's pieces, cut into chunks."""
     todo = pieces_after([memoryview(piece).cast("B") for piece in page], 0)
     while todo:

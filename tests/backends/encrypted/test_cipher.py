@@ -5,6 +5,8 @@ import hashlib
 import pytest
 from hicache_backends.encrypted.cipher import PageKey, derive, random_nonces, seal, unseal
 
+from hicache_storage.page import Page
+
 NONCE = b"ABCDEFGHIJKLMNOPQRSTUVWX"
 TEXT = b"XAES-256-GCM"
 
@@ -13,8 +15,7 @@ def sealed(key: bytes, nonce: bytes, text: bytes, about: bytes) -> bytes:
     """Return ciphertext and tag."""
     target = memoryview(bytearray(len(text)))
     (message,) = PageKey(key).message_keys([nonce])
-    segments = [memoryview(text)] if text else []
-    tag = seal(message, about, segments, target)
+    tag = seal(message, about, Page(text), target)
     return bytes(target) + tag
 
 
@@ -56,14 +57,14 @@ def test_the_accumulated_vectors_of_the_specification() -> None:
 
 def test_segments_are_one_message() -> None:
     (message,) = PageKey(b"k" * 32).message_keys([NONCE])
-    target, parts = memoryview(bytearray(12)), [memoryview(TEXT[:1]), memoryview(TEXT[1:])]
+    target, parts = memoryview(bytearray(12)), Page(TEXT[:1], TEXT[1:])
     whole = sealed(b"k" * 32, NONCE, TEXT, b"")
 
     tag = seal(message, b"", parts, target)
     first, second = bytearray(7), bytearray(5)
 
     assert whole == bytes(target) + tag
-    assert unseal(message, b"", tag, target, [memoryview(first), memoryview(second)])
+    assert unseal(message, b"", tag, target, Page(first, second))
     assert TEXT == bytes(first + second)
 
 
@@ -79,7 +80,7 @@ def test_a_changed_message_does_not_open(changed: int) -> None:
     parts[changed] = _flipped(parts[changed])
     text, tag, about = parts
 
-    assert not unseal(message, about, tag, memoryview(text), [memoryview(bytearray(12))])
+    assert not unseal(message, about, tag, memoryview(text), Page(bytearray(12)))
 
 
 def test_the_keys_of_a_batch_are_those_of_its_messages_alone() -> None:

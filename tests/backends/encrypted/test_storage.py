@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import re
 import threading
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -632,11 +631,12 @@ class TestTimeLimit:
 
 
 class TestDelegation:
-    def test_it_is_not_revocable(self) -> None:
+    @pytest.mark.parametrize("scatters", [True, False])
+    def test_it_is_revocable_over_any_backend_that_scatters(self, scatters: bool) -> None:  # noqa: FBT001
         inner = MemoryStorage()
-        vars(inner)["capabilities"] = replace(inner.capabilities, revocable=True)
+        inner.narrow(revocable=False, scatter_gather=scatters)
 
-        assert not sealed_over(inner).capabilities.revocable
+        assert sealed_over(inner).capabilities.revocable is scatters
 
     def test_it_claims_what_the_backend_claims(self) -> None:
         inner = MemoryStorage()

@@ -5,9 +5,10 @@
 #include <sys/socket.h>
 
 #include "fuzz.h"
+#include "revocables.h"
 #include "sockets.h"
 
-enum { EXCHANGES = 4, SLOT_NBYTES = 256, STREAM_NBYTES = 1 << 14, FD = 7, UNTOUCHED = 0xEE };
+enum { EXCHANGES = 4, SLOT_NBYTES = 256, STREAM_NBYTES = 1 << 14, FD = 7, UNTOUCHED = 0xEE, BODY = 0xB0, TAKEN = 0x77 };
 enum ending { CLOSED, SILENT, BROKEN };
 
 /* The bytes that a server sends. Each reply comes after its request. `asked` requests were sent. */
@@ -15,11 +16,45 @@ static struct {
     char data[STREAM_NBYTES];
     size_t nbytes, position;
     size_t ends[EXCHANGES]; /* of each reply, as it was before the damage */
-    size_t asked;
+    size_t asked, sent_nbytes, count;
     enum ending ending;
     int slow;
     double now_s;
 } stream;
+
+static const char HEAD[] = "GET / HTTP/1.1\r\n\r\n";
+
+/* The memory of each exchange. If it is revocable, its owner may take it back while no access is in progress. */
+static struct {
+    uint64_t state;
+    uint8_t *page, *body;
+    size_t page_nbytes, body_nbytes;
+    int is_revocable, is_taken;
+} lent[EXCHANGES];
+
+static void maybe_take(size_t count) {
+    const size_t i = below(count);
+    if (!lent[i].is_revocable || lent[i].is_taken || !one_in(8))
+        return;
+    EXPECT(!lent[i].state);
+    access_revoke(&lent[i].state);
+    lent[i].is_taken = 1;
+    memset(lent[i].page, TAKEN, lent[i].page_nbytes);
+    memset(lent[i].body, TAKEN, lent[i].body_nbytes);
+}
+
+static int is_within(const struct iovec *piece, const uint8_t *memory, size_t nbytes) {
+    return piece->iov_len && (uint8_t *)piece->iov_base >= memory && (uint8_t *)piece->iov_base < memory + nbytes;
+}
+
+/* Check that lent memory is moved within one access. */
+static void check_access(const struct msghdr *message) {
+    for (size_t n = 0; n < message->msg_iovlen; n++)
+        for (size_t i = 0; i < EXCHANGES; i++)
+            if (lent[i].is_revocable && (is_within(message->msg_iov + n, lent[i].page, lent[i].page_nbytes) ||
+                                         is_within(message->msg_iov + n, lent[i].body, lent[i].body_nbytes)))
+                EXPECT(lent[i].state == 1);
+}
 
 double monotonic_s(void) { return stream.now_s; }
 
@@ -31,6 +66,7 @@ static size_t available(void) {
 static ssize_t fuzz_recvmsg(int fd, struct msghdr *message, int flags) {
     const size_t left = available();
     EXPECT(fd == FD && flags == MSG_DONTWAIT && message->msg_iovlen && message->msg_iovlen <= 1024);
+    check_access(message);
     errno = one_in(16) ? EINTR : one_in(16) || (!left && stream.ending == SILENT) ? EAGAIN : left ? 0 : EIO;
     if (errno == EINTR || errno == EAGAIN || (errno && stream.ending == BROKEN))
         return -1;
@@ -41,18 +77,31 @@ static ssize_t fuzz_recvmsg(int fd, struct msghdr *message, int flags) {
 }
 
 static ssize_t fuzz_sendmsg(int fd, const struct msghdr *message, int flags) {
-    EXPECT(fd == FD && flags == (MSG_DONTWAIT | MSG_NOSIGNAL) && message->msg_iovlen == 1);
+    EXPECT(fd == FD && flags == (MSG_DONTWAIT | MSG_NOSIGNAL) && message->msg_iovlen && message->msg_iovlen <= 2);
+    check_access(message);
     errno = one_in(16) ? EINTR : one_in(16) ? EAGAIN : one_in(400) ? EPIPE : 0;
     if (errno)
         return -1;
-    const struct iovec *piece = message->msg_iov;
-    const size_t step = one_in(4) ? 1 + below(piece->iov_len) : piece->iov_len;
-    stream.asked += step == piece->iov_len; /* the request is one piece, and its last byte is sent */
+    uint8_t sent[sizeof HEAD + 64];
+    size_t nbytes = 0;
+    for (size_t i = 0; i < message->msg_iovlen; i++) {
+        memcpy(sent + nbytes, message->msg_iov[i].iov_base, message->msg_iov[i].iov_len);
+        nbytes += message->msg_iov[i].iov_len;
+    }
+    const size_t step = one_in(4) ? 1 + below(nbytes) : nbytes;
+    for (size_t i = 0; i < step; i++, stream.sent_nbytes++)
+        EXPECT(sent[i] == (stream.sent_nbytes < sizeof HEAD - 1 ? (uint8_t)HEAD[stream.sent_nbytes] : BODY));
+    EXPECT(stream.sent_nbytes <= sizeof HEAD - 1 + lent[stream.asked].body_nbytes);
+    if (stream.sent_nbytes == sizeof HEAD - 1 + lent[stream.asked].body_nbytes) {
+        stream.asked++;
+        stream.sent_nbytes = 0;
+    }
     return (ssize_t)step;
 }
 
 static int fuzz_poll(struct pollfd *polled, nfds_t count, int timeout_ms) {
     EXPECT(count == 1);
+    maybe_take(stream.count);
     if (one_in(16)) {
         errno = EINTR;
         return -1;
@@ -71,6 +120,8 @@ static int fuzz_poll(struct pollfd *polled, nfds_t count, int timeout_ms) {
 #define sendmsg(fd, message, flags) fuzz_sendmsg(fd, message, flags)
 #define poll(polled, count, timeout_ms) fuzz_poll(polled, count, timeout_ms)
 #include "exchanges.c"
+#include "pieces.c"
+#include "revocables.c"
 #undef recvmsg
 #undef sendmsg
 #undef poll
@@ -161,7 +212,7 @@ static size_t headers(const char *head, const char *name, char *value) {
 }
 
 /* Check a reply that was found whole, whose first byte is at `position` of the stream. */
-static void check_whole(const exchange *one, const uint8_t *page, size_t page_nbytes, size_t position) {
+static void check_whole(const exchange *one, size_t index, size_t page_nbytes, size_t position) {
     const exchange_state *state = one->state;
     char head[SLOT_NBYTES + 1];
     EXPECT(state->head_nbytes >= 16 && state->head_nbytes <= state->received);
@@ -180,26 +231,29 @@ static void check_whole(const exchange *one, const uint8_t *page, size_t page_nb
     EXPECT(headers(head, "content-length", value) == 1 && *value && strspn(value, "0123456789") == strlen(value));
     if (state->verdict == 200 && page_nbytes) {
         EXPECT(strtoull(value, NULL, 10) == page_nbytes && (size_t)state->filled == page_nbytes);
-        EXPECT(!memcmp(page, stream.data + position + state->head_nbytes, page_nbytes));
+        EXPECT(lent[index].is_taken || !memcmp(lent[index].page, stream.data + position + state->head_nbytes, page_nbytes));
     } else {
         EXPECT(strtoll(value, NULL, 10) == state->received - state->head_nbytes && !state->filled);
     }
 }
 
-static void check(const exchange *one, const uint8_t *page, size_t page_nbytes, size_t *position) {
+static void check(const exchange *one, size_t index, size_t page_nbytes, size_t *position) {
     const exchange_state *state = one->state;
+    const uint8_t *page = lent[index].page;
+    const int is_taken = lent[index].is_taken;
     const size_t head_nbytes = (size_t)state->head_nbytes, received = (size_t)state->received;
     const size_t filled = (size_t)state->filled, behind = filled ? received - head_nbytes : 0;
     EXPECT(state->sent >= 0 && state->sent <= one->out_nbytes && received <= SLOT_NBYTES && filled <= page_nbytes);
     EXPECT(head_nbytes <= received && behind <= filled);
     EXPECT(!memcmp(one->slot, stream.data + *position, received));
-    EXPECT(!filled || !memcmp(page, stream.data + *position + head_nbytes, filled));
-    for (size_t i = filled; i < page_nbytes; i++)
-        EXPECT(page[i] == UNTOUCHED);
+    EXPECT(!filled || is_taken || !memcmp(page, stream.data + *position + head_nbytes, filled));
+    for (size_t i = is_taken ? 0 : filled; i < page_nbytes; i++)
+        EXPECT(page[i] == (is_taken ? TAKEN : UNTOUCHED));
+    EXPECT(is_taken || !lent[index].state);
     if (state->verdict >= 200)
-        check_whole(one, page, page_nbytes, *position);
+        check_whole(one, index, page_nbytes, *position);
     else
-        EXPECT(state->verdict <= STALE);
+        EXPECT(state->verdict <= STALE || (state->verdict == REVOKED && is_taken));
     if (state->lane < 0)
         EXPECT(!state->sent && !received && !state->verdict);
     *position += received + filled - behind;
@@ -208,10 +262,11 @@ static void check(const exchange *one, const uint8_t *page, size_t page_nbytes, 
 static void run_input(void) {
     exchange all[EXCHANGES];
     exchange_state states[EXCHANGES];
-    struct iovec requests[EXCHANGES], memory[EXCHANGES];
+    struct iovec requests[EXCHANGES][2], memory[EXCHANGES];
     const size_t count = 1 + below(EXCHANGES), page_nbytes = one_in(8) ? 0 : 1 + below(one_in(4) ? 900 : 40);
-    char text[] = "GET / HTTP/1.1\r\n\r\n";
-    stream.nbytes = stream.position = stream.asked = 0;
+    memset(lent, 0, sizeof lent);
+    stream.nbytes = stream.position = stream.asked = stream.sent_nbytes = 0;
+    stream.count = count;
     stream.now_s = 1;
     stream.slow = one_in(8);
     stream.ending = (enum ending)below(3);
@@ -223,25 +278,31 @@ static void run_input(void) {
     for (size_t times = one_in(3) ? 0 : 1 + below(3); times; times--)
         damage();
     for (size_t i = 0; i < count; i++) {
-        requests[i] = (struct iovec){text, sizeof text - 1};
-        memory[i] = (struct iovec){allocate(page_nbytes), page_nbytes};
-        memset(memory[i].iov_base, UNTOUCHED, page_nbytes);
+        const size_t body_nbytes = one_in(2) ? 0 : 1 + below(60);
+        lent[i].page = allocate(lent[i].page_nbytes = page_nbytes);
+        lent[i].body = allocate(lent[i].body_nbytes = body_nbytes);
+        lent[i].is_revocable = one_in(2);
+        memset(lent[i].page, UNTOUCHED, page_nbytes);
+        memset(lent[i].body, BODY, body_nbytes);
+        requests[i][0] = (struct iovec){(void *)HEAD, sizeof HEAD - 1};
+        requests[i][1] = (struct iovec){lent[i].body, body_nbytes};
+        memory[i] = (struct iovec){lent[i].page, page_nbytes};
         states[i] = (exchange_state){0, i ? -1 : 0, 0, 0, 0, 0};
-        all[i] = (exchange){&states[i], &requests[i], 1, sizeof text - 1, &memory[i], page_nbytes ? 1 : 0,
-                            (int64_t)page_nbytes, 1, allocate(SLOT_NBYTES), SLOT_NBYTES};
+        all[i] = (exchange){&states[i], requests[i], body_nbytes ? 2 : 1, (int64_t)(sizeof HEAD - 1 + body_nbytes),
+                            &memory[i], page_nbytes ? 1 : 0, (int64_t)page_nbytes,
+                            lent[i].is_revocable ? &lent[i].state : NULL, 1, allocate(SLOT_NBYTES), SLOT_NBYTES};
     }
-    uint8_t *pages[EXCHANGES];
-    for (size_t i = 0; i < count; i++)
-        pages[i] = memory[i].iov_base;
+    maybe_take(count);
     lane one = {FD, NULL};
     struct pollfd polled;
     EXPECT(exchanges_run(all, count, &one, &polled, 1, 1000) == 0);
     size_t position = 0;
     for (size_t i = 0; i < count; i++)
-        check(&all[i], pages[i], page_nbytes, &position);
+        check(&all[i], i, page_nbytes, &position);
     EXPECT(position == stream.position);
     for (size_t i = 0; i < count; i++) {
-        free(pages[i]);
+        free(lent[i].page);
+        free(lent[i].body);
         free(all[i].slot);
     }
 }
