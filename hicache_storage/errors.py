@@ -46,8 +46,22 @@ class HiCacheError(Exception):
         """Describe the error. `fields` are those of the built-in class, as `name` of ImportError."""
         super().__init__(*args, **fields)
         self.advice = advice
-        """What an operator should do, which `hicache doctor` shows. "": the message says it. None: the
-        code that raised the error does not know."""
+        """What an operator should do, which the verbs of `hicache` show. "": the message says it. None:
+        the code that raised the error does not know."""
+
+
+def advice_about(error: BaseException | None) -> str | None:
+    """Return the advice of an error, or of the nearest error of this package that caused it and has one.
+
+    Examples:
+        >>> advice_about(StorageUnavailable("no store", advice="mount it"))
+        'mount it'
+    """
+    while isinstance(error, HiCacheError):
+        if error.advice is not None:
+            return error.advice
+        error = error.__cause__
+    return None
 
 
 class ConfigError(HiCacheError, ValueError):

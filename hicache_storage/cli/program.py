@@ -16,7 +16,14 @@ from hicache_storage.cli.stderr_log import (
     log_of,
     set_format,
 )
-from hicache_storage.errors import ConfigError, HiCacheError, did_you_mean, install_command, shown
+from hicache_storage.errors import (
+    ConfigError,
+    HiCacheError,
+    advice_about,
+    did_you_mean,
+    install_command,
+    shown,
+)
 from hicache_storage.replay.warning_log import warnings_to
 
 if TYPE_CHECKING:
@@ -82,7 +89,8 @@ class Program:
             set_format(arguments)
             code: int = arguments.run(arguments)
         except (HiCacheError, ImportError) as error:  # HICACHE_NATIVE may insist on what is missing
-            log.print_error(_redacted(str(error), argv))
+            text = ": ".join(filter(None, (str(error), advice_about(error))))
+            log.print_error(_redacted(text, argv))
             return self.wrong_input
         except MemoryError:
             log.print_error("this machine does not have the memory: choose smaller or fewer pages")

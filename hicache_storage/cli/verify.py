@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hicache_storage.cli.printing import output_console, print_json, print_lines, write_line
 from hicache_storage.cli.progress import meter
@@ -75,7 +75,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     with open_listed_store(choice, "verify", arguments.tier) as storage:
         selected = selection_of(arguments).of(storage)
-        result = Verification(unreadable=selected.unreadable)
+        result, labels = Verification(unreadable=selected.unreadable), label_lines(storage)
+
+        def document() -> dict[str, Any]:
+            return {"backend": choice.backend, **result.as_json(), "labels": labels}
+
         try:
             with meter("verifying") as shown:
                 verify(storage, selected.spaces, shown, result=result, share=arguments.sample)
@@ -83,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
             if not arguments.json:
                 console = output_console()
                 print_lines(console, _parts(result, console.width))
-                for line in label_lines(storage):
+                for line in labels:
                     write_line(line)
                 if tiers := all_parts(storage):
                     write_line(
@@ -91,14 +95,14 @@ def run(arguments: argparse.Namespace) -> int:
                         f" {', '.join(tiers)}"
                     )
             elif not result.is_done:
-                print_json({"backend": choice.backend, **result.as_json()})
+                print_json(document())
         try:
             if arguments.delete_wrong:
                 reopen = partial(open_to_change, choice, arguments.tier)
                 _delete_wrong(reopen, storage, result, asks=asks, quiet=arguments.json)
         finally:
             if arguments.json:
-                print_json({"backend": choice.backend, **result.as_json()})
+                print_json(document())
     return 0 if result.is_clean else _FOUND
 
 

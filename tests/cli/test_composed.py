@@ -132,7 +132,9 @@ class TestLs:
 
         assert main([verb, *tiered.flags]) == 2
 
-        assert f"{name}: there is no store at {tmp_path}/b\n" in capsys.readouterr().err
+        advice = f"mount it; if its disk is new, make the directory {tmp_path}/b/spaces there"
+        error = capsys.readouterr().err
+        assert error.endswith(f"{name}: there is no store at {tmp_path}/b: {advice}\n")
 
     @pytest.mark.parametrize("verb", ["gc", "rm", "verify", "copy"])
     def test_a_change_elsewhere_does_not_make_it_anew(
@@ -150,7 +152,7 @@ class TestLs:
         }[verb]
 
         assert main([verb, *tiered.flags, *argv]) == 2
-        assert f"nvme/b: there is no store at {tmp_path}/b\n" in capsys.readouterr().err
+        assert f"nvme/b: there is no store at {tmp_path}/b: mount it" in capsys.readouterr().err
         assert not (tmp_path / "b").exists()
 
     def test_a_copy_to_it_works_when_its_disk_is_said_to_be_new(
@@ -267,6 +269,20 @@ class TestVerify:
         a, b = (document["misplaced"][name] for name in "ab")
         assert f"misplaced: {a} pages in a, {b} pages in b: " in capsys.readouterr().out
         assert before == files_in(tmp_path)
+
+    def test_labels_are_in_the_json(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        store = striped(tmp_path, "ab")
+        store.fill(range(9))
+        assert [] == run_json(capsys, "verify", *store.flags)[1]["labels"]
+        for source, target in (("a", "moved"), ("b", "a"), ("moved", "b")):
+            (tmp_path / source).rename(tmp_path / target)
+
+        code, document = run_json(capsys, "verify", *store.flags)
+
+        assert (0, {}) == (code, document["misplaced"])
+        assert document["labels"][0].startswith("a: label: there is the store 'b': ")
 
     def test_a_copy_that_was_left_behind_is_misplaced_although_its_page_is_found(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -22,7 +22,13 @@ from hicache_storage.cli.stores import excesses_of
 from hicache_storage.composition.parts import all_parts, undivided, undivided_configs
 from hicache_storage.composition.storage import NO_ANSWER
 from hicache_storage.durations import format_age, format_skew
-from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable, shown
+from hicache_storage.errors import (
+    HiCacheError,
+    StorageTimeout,
+    StorageUnavailable,
+    advice_about,
+    shown,
+)
 from hicache_storage.page_store import Verdict
 from hicache_storage.prefetch_policy import PrefetchPolicy
 from hicache_storage.scalars import expand_home
@@ -318,9 +324,8 @@ def part_proof_checks(name: str, measured: Measured | None) -> Iterator[Check]:
 def opening_problem(error: HiCacheError) -> Check:
     """Return the check for a store that does not open."""
     advice = "start the store, or correct its address; until then engines run without L3"
-    known, cause = error.advice, error.__cause__
+    known, cause = advice_about(error), error.__cause__
     while isinstance(cause, HiCacheError):  # a composition names the store that failed
-        known = cause.advice if known is None else known
         cause = cause.__cause__
     if known is not None:
         advice = known
