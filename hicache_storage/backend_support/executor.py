@@ -6,7 +6,7 @@ import os
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from hicache_storage.backend_support.deadline import Deadline
 from hicache_storage.errors import StorageClosed
@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+_Tasks: TypeAlias = "OrderedDict[object, OrderedDict[Future[Any], Callable[[], Any]]]"
+
+
 class DaemonExecutor:
     """A fixed number of daemon threads. Callers take turns, so a caller with many tasks delays no other.
+    Urgent tasks come first.
 
     The standard library's executor joins its threads when the interpreter exits, so one blocked storage
     call would block the exit forever. These threads are daemons, and `close` has a time limit. Threads
@@ -28,10 +32,9 @@ class DaemonExecutor:
     def __init__(self, name: str, count: int) -> None:
         self._name = name
         self._owner = os.getpid()
-        self._tasks: OrderedDict[object, OrderedDict[Future[Any], Callable[[], Any]]] = (
-            OrderedDict()
-        )
+        self._tasks: _Tasks = OrderedDict()
         """The waiting tasks of each caller. The first caller has the next turn."""
+        self._urgent: _Tasks = OrderedDict()
         self._changed = threading.Condition()
         self._closed = False
         self._threads = [
@@ -44,12 +47,15 @@ class DaemonExecutor:
     @property
     def waiting_count(self) -> int:
         """The number of tasks that wait for a thread."""
-        return sum(len(tasks) for tasks in tuple(self._tasks.values()))
+        both = (*self._urgent.values(), *self._tasks.values())
+        return sum(map(len, both))
 
-    def submit(self, task: Callable[[], T], caller: object = None) -> Future[T]:
+    def submit(
+        self, task: Callable[[], T], caller: object = None, *, is_urgent: bool = False
+    ) -> Future[T]:
         """Run `task` on one of the threads. To drop the task before it begins, cancel the future.
 
-        Tasks of one `caller` begin in order.
+        Tasks of one `caller` begin in order. An urgent task begins before all that are not.
 
         After `close`, and in a forked child, the future fails at once with StorageClosed.
         """
@@ -60,7 +66,8 @@ class DaemonExecutor:
         future: Future[T] = _Queued(self, caller)
         with self._changed:
             if not self._closed:
-                self._tasks.setdefault(caller, OrderedDict())[future] = task
+                tasks = self._urgent if is_urgent else self._tasks
+                tasks.setdefault(caller, OrderedDict())[future] = task
                 self._changed.notify()
                 return future
         return _failed(f"{self._name} was closed, so its threads have ended")
@@ -82,11 +89,13 @@ class DaemonExecutor:
         if self._owner != os.getpid():
             return False
         with self._changed:
-            tasks = self._tasks.get(caller, OrderedDict[Future[Any], Any]())
-            is_there = tasks.pop(future, None) is not None
-            if is_there and not tasks:
-                del self._tasks[caller]
-            return is_there
+            for of_callers in (self._urgent, self._tasks):
+                tasks = of_callers.get(caller)
+                if tasks is not None and tasks.pop(future, None) is not None:
+                    if not tasks:
+                        del of_callers[caller]
+                    return True
+            return False
 
     def _work(self) -> None:
         while (item := self._next()) is not None:
@@ -103,13 +112,14 @@ class DaemonExecutor:
 
     def _next(self) -> tuple[Future[Any], Callable[[], Any]] | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._tasks or self._closed)
-            if not self._tasks:
+            self._changed.wait_for(lambda: self._urgent or self._tasks or self._closed)
+            of_callers = self._urgent or self._tasks
+            if not of_callers:
                 return None
-            caller, tasks = self._tasks.popitem(last=False)
+            caller, tasks = of_callers.popitem(last=False)
             item = tasks.popitem(last=False)
             if tasks:
-                self._tasks[caller] = tasks
+                of_callers[caller] = tasks
             return item
 
 

@@ -185,7 +185,9 @@ class Calls:
 
     def close(self) -> None:
         """End all calls, as if their deadlines had passed, and the thread. Idempotent."""
-        self._closed = True
+        with self._lock:
+            self._closed = True
+            self._ended |= self._thread is None
         self.expire()
         if self._thread is not None:
             self._thread.join(_CLOSE_S)
@@ -249,7 +251,7 @@ class Calls:
 
     def _start(self) -> None:
         with self._lock:
-            if self._thread is None:
+            if self._thread is None and not self._closed:
                 self._thread = threading.Thread(
                     target=self._work, name="hicache-calls", daemon=True
                 )

@@ -334,12 +334,13 @@ class Lane:
         permit: Permit | None = None,
         deadline: Deadline | None = None,
     ) -> Future[T]:
-        """Run one storage call on a thread. `permit` is that of the page store's call, if it has one.
+        """Run one storage call on a thread, before those that move pages. `permit` is that of the page
+        store's call, if it has one.
 
         A call that a thread would begin after the deadline fails with NotTriedError.
         """
         return self._executor.submit(
-            partial(self._run_counted, task, permit, deadline), caller=permit
+            partial(self._run_counted, task, permit, deadline), caller=permit, is_urgent=True
         )
 
     def conclude(

@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 from processes import exit_code
+from servers import wait_until
 
 from hicache_storage.backend_support.executor import DaemonExecutor, when_all_done
 from hicache_storage.errors import StorageClosed
@@ -182,3 +183,22 @@ def test_callers_take_turns() -> None:
     executor.close(10)
 
     assert ["a1", "b1", "a2", "a3"] == began
+
+
+def test_urgent_tasks_come_first() -> None:
+    executor = DaemonExecutor("test", 1)
+    began, gate = list[str](), threading.Event()
+    held = executor.submit(gate.wait)
+    wait_until(held.running)
+    futures = [
+        executor.submit(partial(began.append, name), caller=name, is_urgent=name > "b")
+        for name in ("a", "b", "c", "d")
+    ]
+    futures[-1].cancel()
+    assert 3 == executor.waiting_count
+    gate.set()
+    for future in futures[:-1]:
+        future.result(10)
+    executor.close(10)
+
+    assert ["c", "a", "b"] == began

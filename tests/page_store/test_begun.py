@@ -112,6 +112,22 @@ class TestOrder:
         gate.open()
         assert {Verdict.MISS} == {each.result(20).verdicts[0][0] for each in begun}
 
+    def test_a_lookup_comes_before_loads_that_wait(
+        self, storage: HookedStorage, open_store: OpenStore
+    ) -> None:
+        store, gate = open_store(parallelism=1), Gate()
+        storage.hooks["batch_get"] = gate
+        loads = [store.begin_load([transfer(empty(1))]) for _ in range(20)]
+        assert gate.entered.wait(20)
+        lookup = store.begin_lookup([(TARGET, HASHES[:1])])
+        reads = store._lanes.get().reads
+        wait_until(lambda: reads._executor.waiting_count == 20)
+        gate.open()
+
+        assert [[Verdict.MISS]] == lookup.result(20)
+        assert {0} == {each.result(20).arrived() for each in loads}
+        assert ["batch_get", "batch_exists"] == [name for name, _ in storage.batches[:2]]
+
     def test_saves_are_moved_two_at_a_time(
         self, storage: HookedStorage, open_store: OpenStore
     ) -> None:
