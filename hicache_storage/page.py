@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Revocable(Protocol):
     """Permission to access the memory of pages, until its owner revokes it. Thread-safe.
 
-    An access copies one chunk, of 256 KiB at most, to the page or from it. It makes no system call that
+    An access copies one chunk, of about 256 KiB, to the page or from it. It makes no system call that
     waits for a device or a peer, so `revoke` returns quickly even if a call of the storage hangs. Any
     number of pages may share a revocable. Source: Linux, rust/kernel/revocable.rs.
 
