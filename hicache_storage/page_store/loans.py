@@ -158,6 +158,8 @@ class Loans:
         if buffer is None:
             raise NoMemoryError
         try:
+            if deadline.passed():  # while it waited for memory
+                raise RevokedError
             if private:
                 yield buffer.frames(space.page_nbytes, frame, count)
             else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +17,7 @@ from stores import Gate, HookedStorage
 from hicache_storage import native
 from hicache_storage.page import Page
 from hicache_storage.page_store import PageStore, PageStoreSettings, Transfer, Verdict
+from hicache_storage.page_store.page_memory import PageMemory
 from hicache_storage.storage import Capabilities
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from hicache_storage.keys import KeySpace
+    from hicache_storage.page_store.page_memory import Buffer
 
 OK, MISS = Verdict.OK, Verdict.MISS
 PLAIN = Capabilities(parallelism=2)
@@ -122,6 +125,21 @@ def test_calls_beyond_the_private_memory_are_not_tried() -> None:
         assert [[[Verdict.TIMEOUT]]] * 2 == [outcome.verdicts for outcome in outcomes]
         assert storage.ended.acquire(timeout=20)
         assert not storage.ended.acquire(timeout=0.1)
+
+
+def test_memory_that_comes_after_the_deadline_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage, take = HookedStorage(), PageMemory.take
+
+    def late(memory: PageMemory, nbytes: int, timeout_s: float) -> Buffer | None:
+        time.sleep(2 * timeout_s)
+        return take(memory, nbytes, 20)
+
+    monkeypatch.setattr(PageMemory, "take", late)
+    with PageStore(storage) as store:
+        outcome = store.load([transfer(empty(1))], timeout_s=0.1)
+
+    assert [[Verdict.TIMEOUT]] == outcome.verdicts
+    assert not storage.calls["batch_get"]
 
 
 def test_a_trusted_store_gets_the_pages_and_the_call_waits_for_its_end() -> None:

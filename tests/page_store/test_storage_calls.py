@@ -67,7 +67,7 @@ def test_a_store_is_not_called_after_the_deadline(
 ) -> None:
     """A store that hangs would occupy the thread, which calls that still have time need."""
 
-    def begun_late(self: DaemonExecutor, task: Callable[[], Any], caller: object) -> Future[Any]:
+    def begun_late(_: DaemonExecutor, task: Callable[[], Any], **__: object) -> Future[Any]:
         future = Future[Any]()
         time.sleep(late_s)
         try:
