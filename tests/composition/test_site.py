@@ -13,7 +13,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -134,7 +134,7 @@ class Engine:
         return list(verdicts)
 
     @contextmanager
-    def traffic(self) -> Iterator[None]:
+    def traffic(self) -> Generator[None]:
         """Store and load pages while the block runs, and for two seconds after it."""
         ended, failures = threading.Event(), list[BaseException]()
 
@@ -159,7 +159,7 @@ class Engine:
 
 
 @contextmanager
-def engine(configured: dict[str, Any]) -> Iterator[Engine]:
+def engine(configured: dict[str, Any]) -> Generator[Engine]:
     with (
         open_storage("tiered", configured) as storage,
         PageStore(storage, PageStoreSettings(timeout_s=TIMEOUT_S)) as store,
@@ -190,21 +190,36 @@ def _fill(disks: Disks) -> None:
             return
 
 
+def _wipe(disks: Disks) -> None:
+    shutil.rmtree(disks.raw("d0") / "kv")
+
+
+def _unmount(disks: Disks) -> None:
+    disks.unmount("d0")
+
+
+def _mount(disks: Disks) -> None:
+    disks.mount("d0", "d0")
+
+
+def _empty(disks: Disks) -> None:
+    (disks.raw("d0") / "fill").unlink()
+
+
+def _allow(disks: Disks) -> None:
+    """Let an empty disk be used in the place of a labelled one, as docs/tiers.md says."""
+    (disks.raw("d0") / "kv" / "spaces").mkdir(parents=True, exist_ok=True)
+
+
 def _nothing(_: Disks) -> None:
     pass
 
 
 ACCIDENTS = {
-    "unmounted": Accident(
-        lambda disks: disks.unmount("d0"), lambda disks: disks.mount("d0", "d0"), 0.3
-    ),
+    "unmounted": Accident(_unmount, _mount, 0.3),
     "exchanged": Accident(_exchange, _nothing, 1.0),
-    "full": Accident(_fill, lambda disks: (disks.raw("d0") / "fill").unlink(), 1.0),
-    "wiped": Accident(
-        lambda disks: shutil.rmtree(disks.raw("d0") / "kv"),
-        lambda disks: (disks.raw("d0") / "kv" / "spaces").mkdir(parents=True, exist_ok=True),
-        0.3,
-    ),
+    "full": Accident(_fill, _empty, 1.0),
+    "wiped": Accident(_wipe, _allow, 0.3),
 }
 
 
