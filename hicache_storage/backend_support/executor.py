@@ -144,13 +144,6 @@ def _failed(message: str) -> Future[Any]:
     return future
 
 
-def when_all_done(futures: Sequence[Future[Any]]) -> Future[None]:
-    """Return a future that is done when all of `futures` are done, canceled or failed."""
-    done: Future[None] = Future()
-    call_when_done(futures, lambda: done.set_result(None))
-    return done
-
-
 def call_when_done(futures: Sequence[Future[Any]], function: Callable[[], object]) -> None:
     """Call `function` once, when all of `futures` are done, canceled or failed."""
     if not futures:

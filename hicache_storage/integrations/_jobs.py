@@ -150,7 +150,11 @@ class JobRunner:
         if refusal is not None:
             self._end(self._stores, job, job.all(refusal))
             return
-        self._admit(job)
+        try:
+            self._admit(job)
+        except Exception as error:  # noqa: BLE001 - the job is malformed
+            self._end(self._stores, job, job.all(self._verdict(JobKind.STORE, error)))
+            return
         begun = self._store.begin_save(
             job.moved, timeout_s=self._settings.store_timeout_s, activity=job.activity
         )

@@ -168,7 +168,7 @@ class Calls:
         Calls in the `background` begin in order, two at a time, while no other call waits for a thread.
         """
         begun = Begun(call, deadline, in_background=background)
-        self.soon(partial(self._hold if background else self._go_on, begun))
+        self.soon(partial(self._hold if background else self.go_on, begun))
         return begun
 
     def soon(self, function: Callable[[], None]) -> None:
@@ -194,17 +194,13 @@ class Calls:
 
     # --- in the thread -------------------------------------------------------------------------------
 
-    def start(self, begun: Begun[Any]) -> None:
-        """Begin a call at once."""
-        self._go_on(begun)
-
     def at(self, deadline: Deadline, once: Once, waiting: Waiting | None = None) -> None:
         """Run `once` at the deadline, unless it has run before. Cancel what it waits for."""
         heapq.heappush(self._timers, (deadline.end_s, next(self._numbers), once, waiting))
 
     def _hold(self, begun: Begun[Any]) -> None:
         self._live[begun] = None
-        once = Once(partial(self._go_on, begun))
+        once = Once(partial(self.go_on, begun))
         self.at(begun.deadline, once)
         self._held.append(once)
 
@@ -221,13 +217,14 @@ class Calls:
             waiting.has_unbegun for begun, waiting in under_way if not begun.in_background
         )
 
-    def _go_on(self, begun: Begun[Any]) -> None:
+    def go_on(self, begun: Begun[Any]) -> None:
+        """Begin a call, or go on with it."""
         waiting = begun.step()
         if waiting is None:
             self._live.pop(begun, None)
             return
         self._live[begun] = waiting
-        once = Once(partial(self._go_on, begun))
+        once = Once(partial(self.go_on, begun))
         if waiting.deadline is not None:
             self.at(waiting.deadline, once, waiting)
         call_when_done(waiting.futures, lambda: self.soon(once))
@@ -236,11 +233,12 @@ class Calls:
             once()
 
     def _expire(self) -> None:
-        for begun in self._live:
-            begun.deadline.expire()
-        timers, self._timers = self._timers, []
-        for timer in sorted(timers):
-            _run_late(timer)
+        while self._timers:  # the end of one call may begin others, which end too
+            for begun in self._live:
+                begun.deadline.expire()
+            timers, self._timers = self._timers, []
+            for timer in sorted(timers):
+                _run_late(timer)
 
     def _run(self, function: Callable[[], None]) -> None:
         try:

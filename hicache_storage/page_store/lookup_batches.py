@@ -66,8 +66,9 @@ class LookupBatches:
         if not asked.future.set_running_or_notify_cancel():
             return
         try:
-            for _, hashes in asked.queries:
+            for space, hashes in asked.queries:
                 check_page_hashes(hashes)
+                self._fits(space)
         except Exception as error:  # noqa: BLE001 - it is the caller's
             asked.future.set_exception(error)
             return
@@ -90,7 +91,7 @@ class LookupBatches:
         self._under_way += 1
         begun = Begun(self._ask(queries, deadline), deadline)
         begun.add_done_callback(partial(self._answer, asked, queries))
-        self._calls.start(begun)
+        self._calls.go_on(begun)
 
     def _fits(self, space: KeySpace) -> bool:
         try:

@@ -21,7 +21,7 @@ _MOST_SPACES = 4096
 
 
 class OpenSpaces:
-    """The key spaces that were used last. Thread-safe.
+    """The key spaces that one process used last. Thread-safe.
 
     After a failure a key space counts as closed until a later attempt succeeds. The next attempt is the
     first write after a back-off, which doubles with each failure, up to 30 seconds.
@@ -49,11 +49,6 @@ class OpenSpaces:
             self._failures.pop(framed, None)
             if len(self._open) > _MOST_SPACES:
                 self._open.popitem(last=False)
-
-    def forget(self, framed: KeySpace) -> None:
-        """Open a key space again before its next write."""
-        with self._lock:
-            self._open.pop(framed, None)
 
     def ensure(self, framed: KeySpace) -> bool:
         """Open a key space unless it is open. Return False if it can't be opened now."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from hicache_storage.backend_support.answers import PartialAnswers, unanswered_in
 from hicache_storage.backend_support.counters import Counters
 from hicache_storage.backend_support.deadline import Deadline
-from hicache_storage.backend_support.executor import DaemonExecutor, when_all_done
+from hicache_storage.backend_support.executor import DaemonExecutor, call_when_done
 from hicache_storage.backend_support.revocable import AtomicRevocable, RevokedError
 from hicache_storage.errors import HiCacheError, StorageTimeout, StorageUnavailable
 from hicache_storage.page_store.begun import Calls, Waiting
@@ -362,7 +362,7 @@ class Lane:
         elif self._is_late(permit, self._timeout_s):
             permit.fail()
         else:
-            when_all_done(futures).add_done_callback(lambda _: _conclude_late(permit, futures))
+            call_when_done(futures, lambda: _conclude_late(permit, futures))
 
     def _run_counted(
         self, task: Callable[[], T], permit: Permit | None, deadline: Deadline | None
@@ -416,6 +416,7 @@ class Lanes:
     """The two lanes of a page store in one process, for reads and writes. Thread-safe."""
 
     def __init__(self, spaces: OpenSpaces, settings: PageStoreSettings) -> None:
+        self.spaces: OpenSpaces = spaces
         self.counters: Counters = Counters()
         self.durations: CallDurations = CallDurations()
         self.reads: Lane = Lane("load", spaces, settings, self.counters, self.durations)

@@ -77,8 +77,8 @@ class PageStore:
     other. Deletes and `open_space` count as writes.
 
     Every call refuses a key space whose pages are larger than the storage accepts. In a forked child,
-    the first call makes new threads, breakers and counters; calls that the parent has begun stay in the
-    parent.
+    the first call makes new threads, breakers and counters, and no key space is open; calls that the
+    parent has begun stay in the parent.
 
     Examples:
         >>> from hicache_storage import KeySpace, Page, Shard, open_storage, page_hashes
@@ -107,7 +107,6 @@ class PageStore:
         self.frame_nbytes: int = frame_nbytes(storage.capabilities.alignment)
         limit = storage.capabilities.max_page_nbytes
         self._framed = lru_cache(_MOST_FRAMED)(partial(_framed, self.frame_nbytes, limit))
-        self._spaces = OpenSpaces(storage)
         self._observers = Observers(observers)
         self._closed = False
         self._close_timeout_s = 0.0
@@ -141,7 +140,8 @@ class PageStore:
             StorageClosed: This page store or its storage was closed.
         """
         framed, limit_s = self.framed(space), self.settings.writes_s
-        future = self._lanes.get().writes.submit(partial(self._spaces.open, framed))
+        lanes = self._lanes.get()
+        future = lanes.writes.submit(partial(lanes.spaces.open, framed))
         Waiting([future], Deadline(limit_s)).wait()
         if future.cancelled() or not future.done():
             raise StorageTimeout(f"the store did not open a key space within {limit_s} s")
@@ -157,7 +157,7 @@ class PageStore:
         return self._framed(space)
 
     def has_space(self, space: KeySpace) -> bool:
-        return self.framed(space) in self._spaces
+        return self.framed(space) in self._lanes.get().spaces
 
     def match(
         self,
@@ -352,7 +352,8 @@ class PageStore:
     @property
     def open_spaces(self) -> tuple[int, int]:
         """How many key spaces are open, and how often a save could not open one."""
-        return len(self._spaces), self._spaces.failed
+        spaces = self._lanes.get().spaces
+        return len(spaces), spaces.failed
 
     def private_nbytes(self) -> tuple[int, int]:
         """Return the size of the private memory, and how much of it storage calls use now."""
@@ -401,7 +402,7 @@ class PageStore:
     # --- parts ---------------------------------------------------------------------------------------
 
     def _new_lanes(self) -> Lanes:
-        lanes = Lanes(self._spaces, self.settings)
+        lanes = Lanes(OpenSpaces(self.storage), self.settings)
         if self._closed:  # by the parent, before the fork
             lanes.close(0)
         return lanes

@@ -12,7 +12,7 @@ import pytest
 from processes import exit_code
 from servers import wait_until
 
-from hicache_storage.backend_support.executor import DaemonExecutor, when_all_done
+from hicache_storage.backend_support.executor import DaemonExecutor, call_when_done
 from hicache_storage.errors import StorageClosed
 
 
@@ -137,9 +137,10 @@ def test_a_task_that_hangs_does_not_keep_the_interpreter_alive() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=30, check=False).returncode == 0
 
 
-def test_when_all_done_waits_for_the_last() -> None:
+def test_call_when_done_waits_for_the_last() -> None:
     first, second = Future[int](), Future[int]()
-    done = when_all_done([first, second])
+    done: Future[None] = Future()
+    call_when_done([first, second], lambda: done.set_result(None))
 
     first.set_result(1)
     assert not done.done()
@@ -148,8 +149,11 @@ def test_when_all_done_waits_for_the_last() -> None:
     assert done.done()
 
 
-def test_when_all_done_of_nothing_is_done() -> None:
-    assert when_all_done([]).done()
+def test_call_when_done_of_nothing_calls_at_once() -> None:
+    done: Future[None] = Future()
+    call_when_done([], lambda: done.set_result(None))
+
+    assert done.done()
 
 
 def test_an_idle_thread_holds_no_result() -> None:

@@ -185,7 +185,7 @@ def test_a_late_write_stores_the_bytes_that_the_job_had() -> None:
         assert [[TIMEOUT]] == jobs.save(stored).verdicts
         stored.pages[0].copy_from(bytes(4096))  # the engine uses the page for something else
         jobs.storage.release()  # type: ignore[attr-defined]
-        wait_until(lambda: not jobs.runner.stats()["private_nbytes_used"])
+        wait_until(lambda: jobs.lookup((SPACE, [hash_of(0)])) == [[True]])
         found = target([0])
         jobs.load(found)
 
@@ -456,8 +456,11 @@ def test_each_of_many_jobs_is_reported_once_over_a_bad_store(seed: int) -> None:
 
 
 @pytest.mark.parametrize("batches", [None, [None], [Transfer(SPACE, ["00"], [])], 7])
-def test_a_malformed_job_is_reported_without_an_error_in_the_engines_thread(batches: Any) -> None:
-    with engine() as jobs:
+@pytest.mark.parametrize("admission", [{}, {"second_use": True}], ids=["all", "second use"])
+def test_a_malformed_job_is_reported_without_an_error_in_the_engines_thread(
+    batches: Any, admission: dict[str, Any]
+) -> None:
+    with engine(admission=admission) as jobs:
         jobs.runner.submit_load(1, batches)
         jobs.runner.submit_store(2, batches)
         jobs.runner.submit_lookup(3, batches)

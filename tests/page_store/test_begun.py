@@ -168,8 +168,34 @@ class TestOrder:
         gate.open()
         assert [[[Verdict.MISS]]] * 2 == [each.result(20).verdicts for each in loads]
 
+    def test_a_key_space_with_a_frame_fails_its_own_lookup_only(
+        self, storage: HookedStorage, open_store: OpenStore
+    ) -> None:
+        store, gate = open_store(), Gate()
+        storage.hooks["batch_exists"] = gate
+        asked = [store.begin_lookup([(TARGET, HASHES[:1])]) for _ in range(3)]
+        wrong = store.begin_lookup([(store.framed(TARGET), HASHES[:1])])
+
+        assert isinstance(wrong.exception(20), ValueError)
+        gate.open()
+        assert [[[Verdict.MISS]]] * 3 == [each.result(20) for each in asked]
+
 
 class TestEnd:
+    def test_lookups_that_wait_end_with_the_others(
+        self, storage: HookedStorage, open_store: OpenStore
+    ) -> None:
+        store, gate = open_store(timeout_s=300), Gate()
+        storage.hooks["batch_exists"] = gate
+        asked = [store.begin_lookup([(TARGET, [page_hash])]) for page_hash in HASHES[:4]]
+        assert gate.entered.wait(20)
+        with ends_in(5):
+            store.end_begun()
+            answers = [each.result(20) for each in asked]
+        gate.open()
+
+        assert [[[TIMEOUT]]] * 4 == answers
+
     def test_calls_can_be_ended_before_their_deadlines(
         self, storage: HookedStorage, open_store: OpenStore
     ) -> None:
@@ -206,6 +232,22 @@ class TestEnd:
         assert verdict == store.begin_load([transfer(empty(1))]).result(20).verdicts
         assert verdict == store.begin_save([transfer(filled(1))]).result(20).verdicts
         assert verdict == store.begin_lookup([(TARGET, HASHES[:1])]).result(20)
+
+    def test_a_forked_child_opens_key_spaces_of_its_own(self, tmp_path: Path) -> None:
+        """A thread of the parent may hold the lock of the open key spaces while the parent is forked."""
+        with FileStorage.from_config({"path": str(tmp_path)}) as files, PageStore(files) as store:
+            lock = store._lanes.get().spaces._lock
+            lock.acquire()
+            child = os.fork()
+            if not child:
+                try:
+                    saved = store.save([transfer(filled(1))], timeout_s=10).arrived()
+                except BaseException:  # noqa: BLE001 - as below
+                    os._exit(2)
+                os._exit(saved != 1)
+            lock.release()
+
+            assert 0 == os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
     def test_a_forked_child_begins_calls_of_its_own(self, tmp_path: Path) -> None:
         with FileStorage.from_config({"path": str(tmp_path)}) as files, PageStore(files) as store:

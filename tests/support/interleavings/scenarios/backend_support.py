@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from functools import partial
 
-from hicache_storage.backend_support.executor import DaemonExecutor, when_all_done
+from hicache_storage.backend_support.executor import DaemonExecutor, call_when_done
 from hicache_storage.backend_support.shared_resource import SharedResource
 from hicache_storage.backend_support.single_flight import SingleFlight
 from hicache_storage.errors import StorageClosed
@@ -52,7 +52,9 @@ class ExecutorScenario(Scenario):
     def _submit(self, first: int) -> None:
         futures = [self.executor.submit(partial(self._task, first + n)) for n in range(3)]
         self.futures += futures
-        self.groups.append(when_all_done(futures))
+        done: Future[None] = Future()
+        call_when_done(futures, lambda: done.set_result(None))
+        self.groups.append(done)
         if self.pick((False, True)):
             futures[self.pick((0, 1, 2))].cancel()
         wait(futures, self.pick((None, 1.0)))
